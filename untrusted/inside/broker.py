@@ -83,6 +83,7 @@ class Broker:
     Attributes:
         listener: descriptor on which the process's calls arrive.
         where: working directory of the process, under the name that it knows.
+        call: id of the call that is being answered.
         may_grow: returns whether files in the work folder may be added or grow.
     """
 
@@ -93,10 +94,8 @@ class Broker:
         self.may_grow = may_grow
         # Opened once: the process id may belong to another process later, this descriptor cannot.
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
-        # `call`: id of the call that is being answered.
         self.where = world.folder
         self.call = 0
-        self.names = naming_calls(MACHINE)
 
     def close(self):
         os.close(self.memory)
@@ -109,10 +108,9 @@ class Broker:
             # Receive, carry out, send. Errors are negative in the answer, as within the kernel.
             fcntl.ioctl(self.listener, RECEIVE, notification)
             self.call, _, _, number, _, _, *arguments = struct.unpack(NOTIFICATION, notification)
-            value, code = self.carry_out(self.names[number], arguments)
-            fcntl.ioctl(
-                self.listener, SEND, bytearray(struct.pack(ANSWER, self.call, value, -code, 0))
-            )
+            value, code = self.carry_out(naming_calls(MACHINE)[number], arguments)
+            answer = struct.pack(ANSWER, self.call, value, -code, 0)
+            fcntl.ioctl(self.listener, SEND, bytearray(answer))
 
     def carry_out(self, name: str, arguments: list[int]) -> tuple[int, int]:
         """Carry out a call; returns its value and its error number (0: none)."""

@@ -46,9 +46,9 @@ Names = set[str]
 Nodes = list[Any]
 
 
-def nodes_of(tree: ast.AST) -> Nodes:
-    """List the nodes of a tree, outermost first, without contexts; faster than `ast.walk`."""
-    nodes = [tree]
+def nodes_of(*trees: ast.AST) -> Nodes:
+    """List the nodes of trees, outermost first, without contexts; faster than `ast.walk`."""
+    nodes = [*trees]
     # Breadth first: the list grows while the loop reads it.
     for node in nodes:
         # Generated tests consist mostly of literals.
@@ -90,7 +90,7 @@ def imports_of(nodes: Nodes) -> list[tuple[str, str]]:
     imports = []
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", "") or ""
+            module = getattr(node, "module", None)
             imports += [(module or alias.name, alias.asname or alias.name) for alias in node.names]
     return imports
 
@@ -113,8 +113,9 @@ def test_names(tree: ast.Module) -> Names:
         if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            methods = [part.name for part in node.body if isinstance(part, FUNCTIONS)]
-            has_tests = any(method.startswith("test") for method in methods)
+            has_tests = any(
+                isinstance(part, FUNCTIONS) and part.name.startswith("test") for part in node.body
+            )
             is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
             if is_case or (node.name.startswith("Test") and has_tests):
                 names.add(node.name)
@@ -127,8 +128,7 @@ def called_tests(tree: ast.Module) -> Names:
     Not its classes, because a runner of unittest raises nothing if a test fails.
     """
     statements = [s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))]
-    nodes = [node for statement in statements for node in nodes_of(statement)]
-    called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
+    called = {name_of(n.func) for n in nodes_of(*statements) if isinstance(n, ast.Call)}
     return {name for name in called if name.startswith("test")}
 
 
@@ -151,8 +151,8 @@ def complains(statement) -> bool:
     )
 
 
-def names_in(*trees: ast.AST) -> Names:
-    return {node.id for tree in trees for node in nodes_of(tree) if isinstance(node, ast.Name)}
+def names_in(nodes: Nodes) -> Names:
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def parts_of(node, *fields: str) -> Nodes:
@@ -203,32 +203,28 @@ class TestPreparation:
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived = {TESTER, *program}
         self.compared = set()
-        bound = [(node, parts_of(node, "target", "targets", "optional_vars")) for node in nodes]
-        # The names that each statement binds, with the expressions on the right.
-        bindings = [
-            (names_in(*targets), self.uses(*parts_of(node, "value", "iter", "context_expr")))
-            for node, targets in bound
-            if targets
-        ]
-        # results.append(f(x)) binds `results`, too
-        bindings += [
-            ({root_of(node.func)}, self.uses(*node.args))
-            for node in nodes
-            if isinstance(node, ast.Call) and FILLING.fullmatch(name_of(node.func))
-        ]
+        # The names that each statement binds, with the names in the expressions on the right.
+        bindings = []
+        for node in nodes:
+            if targets := parts_of(node, "target", "targets", "optional_vars"):
+                values = parts_of(node, "value", "iter", "context_expr")
+                bindings.append((names_in(nodes_of(*targets)), self.uses(*values)))
+            # results.append(f(x)) binds `results`, too
+            elif isinstance(node, ast.Call) and FILLING.fullmatch(name_of(node.func)):
+                bindings.append(({root_of(node.func)}, self.uses(*node.args)))
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
         size_before = 0
         while size_before < len(self.derived):
             size_before = len(self.derived)
             for names, used in bindings:
-                self.derived |= set() if used.isdisjoint(self.derived) else names
+                if used & self.derived:
+                    self.derived |= names
 
     def uses(self, *expressions: ast.AST) -> Names:
         """Return the names in expressions, and TESTER if they call the program."""
-        nodes = [node for expression in expressions for node in nodes_of(expression)]
+        nodes = nodes_of(*expressions)
         calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        return names | {TESTER} if calls else names
+        return names_in(nodes) | ({TESTER} if calls else set())
 
     def depends(self, expression: ast.expr) -> bool:
         """Whether an expression depends on a result of the program."""
@@ -258,6 +254,7 @@ class TestPreparation:
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
         nodes = nodes_of(side)
+        names = names_in(nodes)
         # Inside a lambda, these would no longer act on the enclosing function.
         immovable = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
         if (
@@ -265,10 +262,10 @@ class TestPreparation:
             or any(isinstance(node, immovable) for node in nodes)
             or self.depends(side)
             # literals need no protection
-            or not any(isinstance(node, ast.Name) for node in nodes)
+            or not names
         ):
             return side
-        self.compared |= names_in(side)
+        self.compared |= names
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
 
@@ -284,7 +281,7 @@ class TestPreparation:
         Only what makes a new object. A lambda in the body of a class would not see its names.
         """
         classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
-        in_classes = {id(node) for each in classes for node in nodes_of(each)}
+        in_classes = set(map(id, nodes_of(*classes)))
         made = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.BinOp)
         # from the last one, because `want` may be made of another name
         for node in reversed(self.nodes):
@@ -346,14 +343,11 @@ def ask_for_classes(node):
     match node.func:
         case ast.Name(id="type" | "callable" as name) if len(node.args) == 1:
             node.func = method_of_tester("type_of" if name == "type" else "is_callable")
-        case ast.Attribute(value, name) if root_of(value) != TESTER and not is_special(name):
-            node.args = [value, ast.Constant(name), *node.args]
-            node.func = method_of_tester("call_method")
-
-
-def is_special(name: str) -> bool:
-    """Whether a method is special, except for the steps of iterators."""
-    return name.startswith("__") and name not in STEPS
+        case ast.Attribute(value, name) if root_of(value) != TESTER:
+            # Special methods are those of the handle, except for the steps of iterators.
+            if name in STEPS or not name.startswith("__"):
+                node.args = [value, ast.Constant(name), *node.args]
+                node.func = method_of_tester("call_method")
 
 
 def prepare(nodes: Nodes, program: Names):

@@ -21,7 +21,7 @@ from untrusted.inside import wire
 MAX_WATCHED = 2048
 WATCHED_ITEMS = 100_000
 # Types whose values may be compared by ==, because it cannot be overridden.
-SIMPLE = (type(None), bool, int, float, str)
+SIMPLE = wire.PLAIN | {int}
 # The attribute of a container that is not among its items, and that its constructor takes.
 EXTRAS = {collections.deque: "maxlen", collections.defaultdict: "default_factory", array.array: "typecode"}  # fmt: skip
 # Types whose objects consist of their attributes.

@@ -54,7 +54,7 @@ class Runner:
     def run(self, tests: set[str]):
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
         with self.kept.stack:
-            self.run_members(self.own, tests, marks_of(self.own.get("pytestmark")))
+            self.run_members(self.own, tests, [])
         if not self.passed:
             raise AssertionError("no test was run")
 
@@ -65,9 +65,10 @@ class Runner:
 
         Args:
             tests: their names.
-            marks: marks of the file or class.
+            marks: marks of what contains it.
             path: prefix of their names in messages.
         """
+        marks = [*marks, *marks_of(members.get("pytestmark"))]
         kind = "module" if owner is None else "class"
         with surround(members, kind, owner or types.ModuleType("test")):
             # In the order of their definition.
@@ -83,8 +84,7 @@ class Runner:
                         for n, v in inner.items()
                         if n.startswith("Test" if isinstance(v, type) else "test")
                     }
-                    inner_marks = [*marks, *marks_of(getattr(value, "pytestmark", None))]
-                    self.run_members(inner, inner_tests, inner_marks, value, f"{path}{name}::")
+                    self.run_members(inner, inner_tests, marks, value, f"{path}{name}::")
                 elif callable(value):
                     # Each test of a class gets a new object.
                     instance = owner and owner()
@@ -113,9 +113,9 @@ class Runner:
             kind = "function" if owner is None else "method"
             try:
                 with surround(scope, kind, function), values.stack:
-                    needed = [n for n in parameters_of(function) if n not in given]
+                    needed = parameters_of(function)
                     found = {n: values[n] for n in (*used, *needed)}
-                    outcome = function(**given, **{n: found[n] for n in needed})
+                    outcome = function(**given | {n: found[n] for n in needed})
                     if inspect.iscoroutine(outcome):
                         asyncio.run(outcome)
             # No failures of the test: the channel is broken, or the test cannot be judged.
@@ -202,12 +202,14 @@ def surround(scope: Fields, kind: str, argument) -> Iterator[None]:
 
 def parameters_of(function) -> list[str]:
     """List the names of the parameters of a function that have no default."""
-    parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
+    names = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
     # Without the first ones, if `mock.patch` as a decorator passes mocks for them.
-    patches = [p for p in getattr(function, "patchings", ()) if not p.attribute_name]
-    return names[sum(patch.new is mock.DEFAULT for patch in patches) :]
+    patches = getattr(function, "patchings", ())
+    return names[sum(p.new is mock.DEFAULT and not p.attribute_name for p in patches) :]
 
 
 def marks_of(marks) -> Marks:
@@ -226,7 +228,7 @@ def cases_of(marks) -> Iterator[tuple[Fields, Marks]]:
     ("a", [1, 2]) and ("b", [3]) -> {"a": 1, "b": 3}, {"a": 2, "b": 3}
     """
     tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
-    for rows in itertools.product(*(list(rows) for _, rows in tables)):
+    for rows in itertools.product(*(rows for _, rows in tables)):
         given = {}
         case_marks = [*marks]
         for (names, _), row in zip(tables, rows, strict=True):

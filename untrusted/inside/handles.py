@@ -31,10 +31,6 @@ from untrusted.inside.operations import (
     Function,
 )
 
-# Names of the plain types from which the class of an object may derive. A value of an immutable
-# type comes with the handle; one of a mutable type is fetched when it is needed.
-IMMUTABLE_KINDS = {kind.__name__ for kind in IMMUTABLE}
-MUTABLE_KINDS = {kind.__name__ for kind in MUTABLE}
 # Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
@@ -100,9 +96,7 @@ def is_plain_data(value) -> bool:
 
 def is_plain_result(result) -> bool:
     """Whether a result is plain data, or an object that derives from an immutable plain type."""
-    return not is_theirs(result) or (
-        isinstance(result, Handle) and facts_of(result)["kind"] in IMMUTABLE_KINDS
-    )
+    return not is_theirs(result) or isinstance(result, tuple(VALUED.values()))
 
 
 def facts_of(handle) -> Fields:
@@ -110,7 +104,7 @@ def facts_of(handle) -> Fields:
 
     The keys:
         kind: a key of KINDS, or "object".
-        content: its plain value if the kind is one of IMMUTABLE_KINDS.
+        content: its plain value, if its class derives from an immutable plain type; else NOTHING.
         named: whether the test knows the object by a name in CapWords, so that it is a class.
         made: whether the test itself has created the object by calling such a class.
         strict: if the object is the context of a `with` block, the line of the last check in it.
@@ -119,22 +113,27 @@ def facts_of(handle) -> Fields:
     return object.__getattribute__(handle, "__dict__")
 
 
+def is_made(handle) -> bool:
+    """Whether the test itself has created an object, by calling a class of the program."""
+    return facts_of(handle).get("made", False)
+
+
 def content_of(handle, name: str = "__eq__") -> Any:
     """Return the plain value of an object for a special method; NOTHING unless there is one.
 
     There is one if the object's class derives from a plain type. The program sends the value
-    without knowing what it will be compared with.
+    without knowing what it will be compared with: an immutable one with the object, another when
+    it is needed.
     """
     facts = facts_of(handle)
-    kind = facts["kind"]
-    is_own_method = name in ("__len__", "__iter__") and facts.get("made")
-    if kind not in IMMUTABLE_KINDS and (
-        kind not in MUTABLE_KINDS or is_own_method or name not in BY_CONTENT
-    ):
+    content = facts["content"]
+    is_own_method = name in ("__len__", "__iter__") and is_made(handle)
+    is_fetched = KINDS.get(facts["kind"]) in MUTABLE and name in BY_CONTENT and not is_own_method
+    if content is NOTHING and not is_fetched:
         return NOTHING
     if facts.get("tainted"):
         raise no_verdict(handle, "a comparison with the result of an operator")
-    return facts["content"] if kind in IMMUTABLE_KINDS else ask("content", handle)
+    return ask("content", handle) if content is NOTHING else content
 
 
 def no_verdict(handle, action: str) -> BaseException:
@@ -144,14 +143,21 @@ def no_verdict(handle, action: str) -> BaseException:
     the operation, so the test cannot be judged. Otherwise the operation fails with a TypeError.
     """
     message = f"{action}: an object of the program does not decide it"
-    return cannot_judge(message) if facts_of(handle).get("made") else TypeError(message)
+    return cannot_judge(message) if is_made(handle) else TypeError(message)
 
 
 def copy_facts(result, source, *, tainted: bool = False) -> Any:
     """Copy the facts about an operand to the result of an operation."""
     if isinstance(result, Handle):
-        facts_of(result)["made"] = facts_of(source).get("made")
+        facts_of(result)["made"] = is_made(source)
         facts_of(result)["tainted"] = tainted or facts_of(result).get("tainted")
+    return result
+
+
+def note_made(result) -> Any:
+    """Record that the test has created an object, if it called a class by its name."""
+    if isinstance(result, Handle):
+        facts_of(result)["made"] = True
     return result
 
 
@@ -163,8 +169,7 @@ def unless_tainted(source, result, *, strict: bool = False) -> Any:
         result: its result.
         strict: also raise for objects that the test has created.
     """
-    facts = facts_of(source)
-    if not facts.get("tainted") or (facts.get("made") and not strict):
+    if not facts_of(source).get("tainted") or (is_made(source) and not strict):
         return result
     if isinstance(result, int | float | complex | Decimal) or (
         is_plain_data(result) and hasattr(result, "dtype")
@@ -198,7 +203,7 @@ class Handle:
         if name == "__mro_entries__":
             raise cannot_judge("a class of the test derives from a class of the program")
         if name.startswith(MISSING):
-            if name == "__array__" and facts.get("made"):
+            if name == "__array__" and is_made(self):
                 raise cannot_judge("an object of the program is converted to a numpy array")
             raise AttributeError(name)
         if name in LOCAL_ATTRIBUTES:
@@ -222,10 +227,7 @@ class Handle:
 
     def __call__(self, /, *arguments, **keywords) -> Any:
         result = unless_tainted(self, ask("call", self, *arguments, **keywords))
-        # The test has created this object if it called a class by its name.
-        if facts_of(self).get("named") and isinstance(result, Handle):
-            facts_of(result)["made"] = True
-        return result
+        return note_made(result) if facts_of(self).get("named") else result
 
     def __contains__(self, item) -> bool:
         if is_theirs(item):
@@ -239,15 +241,15 @@ class Handle:
         # `__contains__` of the program could lie, so search the items that it yields.
         if any(item is other or item == other for other in items):
             return True
-        if facts_of(self).get("made") and ask("special", "__contains__", self, item):
+        if is_made(self) and ask("special", "__contains__", self, item):
             raise cannot_judge("an object of the program contains an item that it does not yield")
         return False
 
     def __len__(self) -> int:
-        if (content := content_of(self, "__len__")) is not NOTHING:
-            return check_number(self, "length", len(content))
-        result = unless_tainted(self, ask("special", "__len__", self))
-        return check_number(self, "length", result)
+        content = content_of(self, "__len__")
+        asked = content is NOTHING
+        length = unless_tainted(self, ask("special", "__len__", self)) if asked else len(content)
+        return check_number(self, "length", length)
 
     def __iter__(self) -> Any:
         if (content := content_of(self, "__iter__")) is not NOTHING:
@@ -322,14 +324,15 @@ async def drive(awaited: list[Any]) -> Any:
 
 def special(name: str) -> Function:
     """Make a special method: it uses the object's plain value if there is one, else the program."""
+    operator = f"__{name}__"
 
     def method(self, /, *arguments):
         # The program makes texts: a test only shows or formats them.
-        content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
-        if content is not NOTHING and name in OPERATORS:
-            return OPERATORS[name](content, *arguments)
-        result = ask("special", name, self, *arguments)
-        return unless_tainted(self, result, strict=name.strip("_") in CONVERSIONS)
+        content = NOTHING if name in TEXTS else content_of(self, operator)
+        if content is not NOTHING and operator in OPERATORS:
+            return OPERATORS[operator](content, *arguments)
+        result = ask("special", operator, self, *arguments)
+        return unless_tainted(self, result, strict=name in CONVERSIONS)
 
     return method
 
@@ -343,15 +346,13 @@ def comparison(name: str) -> Function:
             return ask("special", name, self, other)
         if (content := content_of(self)) is not NOTHING:
             return OPERATORS[name](content, other)
-        # After NotImplemented, Python compares identities: the object equals no plain data.
-        if not is_plain_data(other) or not facts_of(self).get("made"):
-            return NotImplemented
         # The test has created this object, so plain Python would let it decide. "Not equal" is the
         # only answer that can be trusted.
-        if name not in ("__eq__", "__ne__") or ask("special", name, self, other) is not (
-            name == "__ne__"
-        ):
-            raise no_verdict(self, f"{name} with plain data")
+        if is_plain_data(other) and is_made(self):
+            trusted = {"__eq__": False, "__ne__": True}.get(name, NOTHING)
+            if trusted is NOTHING or ask("special", name, self, other) is not trusted:
+                raise no_verdict(self, f"{name} with plain data")
+        # After NotImplemented, Python compares identities: the object equals no plain data.
         return NotImplemented
 
     return method
@@ -366,7 +367,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
         result = ask("special", operator, *operands, *modulo)
         # With other objects, of the program or of the test, any result is accepted, unless one of
         # them has seen the expected value.
-        if is_theirs(other) or not is_plain_data(other):
+        if not is_plain_data(other):
             for operand in operands:
                 if isinstance(operand, Handle):
                     unless_tainted(operand, result)
@@ -392,14 +393,13 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
 
 for _name in (*CONVERSIONS, *TEXTS, *OTHERS, "enter", "aenter"):
     if f"__{_name}__" not in vars(Handle):
-        setattr(Handle, f"__{_name}__", special(f"__{_name}__"))
+        setattr(Handle, f"__{_name}__", special(_name))
 for _name in COMPARISONS:
     setattr(Handle, f"__{_name}__", comparison(f"__{_name}__"))
 for _name in (*BINARY, "divmod"):
     setattr(Handle, f"__{_name}__", arithmetic(_name))
     setattr(Handle, f"__r{_name}__", arithmetic(_name, reflected=True))
-    if _name != "divmod":
-        setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
+    setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
 
 
 # Handles of objects whose class derives from an immutable plain type. They derive from it, too, so
@@ -415,7 +415,7 @@ def build_handle(form: Fields) -> Any:
         awaited = []
         awaited.append(drive(awaited))
         return awaited[0]
-    if kind not in IMMUTABLE_KINDS:
+    if kind not in VALUED:
         handle = object.__new__(Handle)
         content = NOTHING
     else:

@@ -23,11 +23,13 @@ from untrusted.inside.handles import (
     content_of,
     copy_facts,
     facts_of,
+    is_made,
     is_plain_data,
     no_verdict,
+    note_made,
     unless_tainted,
 )
-from untrusted.inside.packages import is_genuine
+from untrusted.inside.packages import is_genuine, top_of
 
 # Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of
 # them executes the content of a file.
@@ -74,11 +76,6 @@ def is_import_of_library(statement) -> bool:
         return IMPORTED.issuperset(top_of(alias.name) for alias in statement.names)
     # `from . import x` has no module.
     return isinstance(statement, ast.ImportFrom) and top_of(statement.module) in IMPORTED - CLOSED
-
-
-def top_of(module: str | None) -> str:
-    """Return the package of a module: "os.path" -> "os"."""
-    return str(module).partition(".")[0]
 
 
 class TestModule(types.ModuleType):
@@ -150,18 +147,20 @@ def namespace(nodes: list[Any]) -> Fields:
     # Modules that the test uses without an import
     modules = checks.modules_meant(nodes, free - peer.imported.keys())
     names = {name: importlib.import_module(name) for name in modules}
-    # Names of the program that also have another meaning: builtins, helpers, modules
-    known = {
-        name for name in available if hasattr(builtins, name) or name in HELPERS
-    } | names.keys()
-    # Names that only the program has; if there are none, a name with two meanings
-    program_names = free & (available - known)
+    # Names that only the program has: no builtins, helpers or modules
+    unique = {
+        name
+        for name in available - names.keys()
+        if not hasattr(builtins, name) and name not in HELPERS
+    }
+    program_names = free & unique
+    # If there are none, a name with two meanings
     if not program_names and all(is_genuine(module) for module, _ in checks.imports_of(nodes)):
         program_names = only_target(nodes, (free & available) - names.keys())
     for name in (free & available & HELPERS.keys()) - program_names:
         names[name] = getattr(importlib.import_module(HELPERS[name]), name)
     # A name that the test also defines means the program's object until then.
-    program_names |= read & defined & (available - known)
+    program_names |= read & defined & unique
     return names | {name: peer.fetch(name) for name in sorted(program_names)}
 
 
@@ -172,12 +171,11 @@ def only_target(nodes: list[Any], names: set[str]) -> set[str]:
     innermost call.
     """
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    inner = {
+    inner = names & {
         checks.name_of(call.func)
         for call in calls
-        if not names & checks.names_in(*call.args, *call.keywords)
+        if not names & checks.names_in(checks.nodes_of(*call.args, *call.keywords))
     }
-    inner &= names
     return names if len(names) < 2 else inner if len(inner) < 2 else set()
 
 
@@ -191,12 +189,10 @@ def type_of(value) -> Any:
 
 def is_callable(value) -> bool:
     """Whether a value can be called. Every handle can, so the program's object is asked."""
+    if not isinstance(value, Handle):
+        return callable(value)
     try:
-        return (
-            callable(value)
-            if not isinstance(value, Handle)
-            else ask("get", value, "__call__") is not None
-        )
+        return ask("get", value, "__call__") is not None
     except AttributeError:
         return False
 
@@ -206,20 +202,17 @@ def method_call(subject, name: str, /, *arguments, **keywords) -> Any:
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)
     # A subclass of dict is iterated by its plain value, unless the test has made the object.
-    is_made = facts_of(subject).get("made")
-    is_view = name in VIEWS and not arguments and not is_made
+    is_view = name in VIEWS and not arguments and not is_made(subject)
     if is_view and (content := content_of(subject)) is not NOTHING:
         return getattr(content, name)()
     result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
-    if name in SET_METHODS and not is_made:
+    if name in SET_METHODS and not is_made(subject):
         copy_facts(result, subject, tainted=True)
     # A method that has seen the expected value must agree with the plain type's own:
     # result.startswith("Hello")
     if arguments and not isinstance(result, Handle) and all(map(is_plain_data, arguments)):
-        method = getattr(facts_of(subject).get("content", NOTHING), name, None)
+        method = getattr(facts_of(subject)["content"], name, None)
         if method and method(*arguments, **keywords) != result:
             raise no_verdict(subject, name)
     # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
-    if name[:1].isupper() and "_" not in name and isinstance(result, Handle):
-        facts_of(result)["made"] = True
-    return result
+    return note_made(result) if name[:1].isupper() and "_" not in name else result

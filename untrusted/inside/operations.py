@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 # Plain types from which a class of the program may derive (`content`). Immutable values are sent with
 # the description of the object.
 IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
-MUTABLE: tuple[Any, ...] = (
+MUTABLE = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
 )
@@ -97,7 +97,7 @@ def call_library(module: str, name: str, /, *arguments, **keywords) -> Any:
 
 
 # Original values of patched attributes, by the target's identity and the attribute.
-ORIGINALS: dict[tuple[int, str], Any] = {}
+ORIGINALS = {}
 
 
 def patch(target, name: str, value):

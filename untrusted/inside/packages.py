@@ -30,11 +30,17 @@ class Packages:
         return spec_from_file_location(name, path, submodule_search_locations=inner)
 
 
+def top_of(module) -> str:
+    """Return the package of a module: "os.path" -> "os"."""
+    # str(), because a class may have any object as its `__module__`.
+    return str(module).partition(".")[0]
+
+
 def is_genuine(module) -> bool:
     """Whether a name means the same module at both ends: a standard module or allowed package."""
     if not isinstance(module, str):
         return False
-    top = module.partition(".")[0]
+    top = top_of(module)
     return top in sys.stdlib_module_names or any(
         isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path
     )

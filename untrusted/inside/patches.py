@@ -14,7 +14,7 @@ from typing import Any
 
 from untrusted.inside.deferred import mock
 from untrusted.inside.handles import Handle, TestSide, ask
-from untrusted.inside.packages import is_genuine
+from untrusted.inside.packages import is_genuine, top_of
 
 # Functions that inspect their arguments, by module; called in the process of the argument.
 FORWARDED = {
@@ -42,7 +42,7 @@ def follow_test(source: str):
             carry(module, name, everywhere=False)
     for module, names in REPEATED.items():
         for name in names.split():
-            if name in source and module.partition(".")[0] in sys.modules:
+            if name in source and top_of(module) in sys.modules:
                 carry(module, name, everywhere=True)
     if "mock" in source or "monkeypatch" in source:
         follow_mock(mock._patch)

@@ -42,17 +42,11 @@ class ProgramPeer(Peer):
 
     def describe(self, value) -> Fields:
         """Describe an object: the plain type that its class derives from, or its kind."""
-        kind = type(value)
-        if isinstance(value, type):
-            return {"k": "class"}
-        base = plain_base(kind)
-        if base in IMMUTABLE:
-            # An immutable value crosses now; a mutable one is fetched when it is needed.
-            return {"k": base.__name__, "c": self.encode(content(value))}
-        if base is not None:
-            return {"k": base.__name__}
-        # Functions, generators and others in KINDS, else "object".
-        return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
+        base = plain_base(type(value))
+        kind = type if isinstance(value, type) else base or type(value)
+        form = {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
+        # An immutable value crosses now; a mutable one is fetched when it is needed.
+        return form | {"c": self.encode(content(value))} if base in IMMUTABLE else form
 
     def build(self, form) -> Any:
         return foreign.build(form, self.decode)
@@ -93,14 +87,18 @@ def flush_output():
             stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def show_lines(file: str, source: str):
+    """Let tracebacks show the lines of a file that does not exist."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+
+
 def load_program(code: str, prelude: str = "", name: str = "__main__") -> Fields:
     """Run the program as a module, after a prelude of imports; returns its namespace."""
     module = types.ModuleType(name)
     module.__dict__["__file__"] = FILE
     sys.modules[name] = sys.modules["__main__"] = module
     sys.argv = [FILE]
-    # Tracebacks read source lines from this cache, because there is no such file.
-    linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
+    show_lines(FILE, code)
     exec(prelude, module.__dict__)
     # Python accepts a byte order mark at the beginning of a file, but `compile` does not.
     exec(compile(code.removeprefix("\ufeff"), FILE, "exec"), module.__dict__)

@@ -12,8 +12,10 @@ import sys
 import types
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from untrusted.inside.channel import Fields
@@ -88,14 +90,14 @@ def raises(expected_exception, *call, match=None, **keywords) -> Any:
     return info
 
 
+@dataclass(eq=False, repr=False)
 class Approx:
     """Equals numbers that are close to the expected ones, also in lists, tuples, dictionaries."""
 
-    def __init__(self, expected, rel=None, abs=None, nan_ok: bool = False):
-        self.expected = expected
-        self.rel = rel
-        self.abs = abs
-        self.nan_ok = nan_ok
+    expected: Any
+    rel: Any = None
+    abs: Any = None
+    nan_ok: bool = False
 
     def __eq__(self, actual) -> bool:
         return self.near(actual, self.expected)
@@ -145,12 +147,12 @@ def param(*values, id=None, marks=()) -> Param:
     return Param(values, marks if isinstance(marks, list | tuple) else (marks,))
 
 
+@dataclass
 class Mark:
     """A decorator that adds itself to the `pytestmark` of a test; it may have arguments."""
 
-    def __init__(self, name: str, arguments: tuple = ()):
-        self.name = name
-        self.arguments = arguments
+    name: str
+    arguments: tuple = ()
 
     def __call__(self, *arguments, **keywords) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
@@ -189,9 +191,7 @@ class Fixture:
 
 
 def fixture(function=None, **settings) -> Any:
-    if function is None:
-        return lambda function: Fixture(function, settings)
-    return Fixture(function, settings)
+    return Fixture(function, settings) if function else partial(Fixture, settings=settings)
 
 
 class Capsys:

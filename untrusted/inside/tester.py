@@ -11,7 +11,6 @@ import builtins
 import copy
 import dataclasses
 import inspect
-import linecache
 import sys
 import traceback
 import types
@@ -47,10 +46,10 @@ from untrusted.inside.names import (
     type_of,
 )
 from untrusted.inside.operations import BINARY, OPERATORS, method_of
-from untrusted.inside.packages import genuine_name, is_genuine
+from untrusted.inside.packages import genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
-from untrusted.inside.program import describe_exception
+from untrusted.inside.program import describe_exception, show_lines
 from untrusted.inside.wire import is_array
 
 FILE = "test.py"
@@ -60,6 +59,7 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Frames and code contain the expected values.
 CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, partial,
           types.FrameType, types.CodeType)  # fmt: skip
+# Compared with what the program sends: no method of that may be called, as it could lie.
 TEXTS = {"__str__", "__repr__", "__format__"}
 # Methods of text that read attributes of their arguments: "{0.__class__}".format(x).
 FORMATS = {"format", "format_map"}
@@ -73,9 +73,8 @@ FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (b
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 # Attributes of a stream that a program may only write to.
 WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "closed", "isatty", "fileno"}  # fmt: skip
-# Exceptions that end a loop or a generator, and the methods that may raise them.
+# Exceptions that end a loop or a generator, and the methods of generators that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
-STEPS = ("__next__", "__anext__")
 GENERATOR_STEPS = ("send", "throw", "close")
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
@@ -119,12 +118,12 @@ class Tester(Peer):
         super().__init__(channel)
         TestSide.peer = self
         sys.argv = [PROGRAM_FILE]
-        self.followed: dict[tuple[Any, str], list[Any]] = {}
+        self.followed = {}
         self.outputs: list[Any] = []
         for module, name in FOLLOWED:
             self.follow(module, name, getattr(module, name))
         # The methods that may end a loop; if the test expects it, also `send`.
-        self.steps = STEPS + GENERATOR_STEPS * ("StopIteration" in source)
+        self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
         if "env" in source:
             self.share_environment()
         self.code = code
@@ -133,7 +132,7 @@ class Tester(Peer):
         self.packages: set[str] = set()
         self.has_crossed = False
         self.named: Fields = {}
-        self.original: dict[str, tuple[Any, list]] = {}
+        self.original = {}
         self.changed: set[str] = set()
         self.is_restored = False
         self.checked = self.held = 0
@@ -161,10 +160,14 @@ class Tester(Peer):
         self.doubts += [
             f"hands {what} to the program" for what, is_so in partly_supported.items() if is_so
         ]
-        self.has_crossed |= module.partition(".")[0] in self.packages
+        self.has_crossed |= top_of(module) in self.packages
         if is_function:
-            named = {"n": value.__name__, "q": value.__qualname__, "d": value.__doc__}
-            return {"k": "function"} | named
+            return {
+                "k": "function",
+                "n": value.__name__,
+                "q": value.__qualname__,
+                "d": value.__doc__,
+            }
         # In the program, a stand-in has the name and the special methods of the class.
         specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
         return {"k": "object", "n": kind.__name__, "s": sorted(specials)}
@@ -229,7 +232,7 @@ class Tester(Peer):
         # The classes that define the attribute, nearest first.
         owners = [kind for kind in kinds if name in vars(kind)]
         refused = (
-            any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners)
+            any(top_of(kind.__module__) in VERDICTS for kind in owners)
             or name.startswith("_")
             or isinstance(subject, CLOSED)
             or (name in FORMATS and str in kinds)
@@ -304,20 +307,20 @@ class Tester(Peer):
         if not self.original or self.is_restored:
             return compute()
         self.is_restored = True
-        written, now = [], NOTHING
+        written = now = NOTHING
         try:
             self.swap()
             try:
-                written = [copy_containers(compute())]
+                written = copy_containers(compute())
             finally:
                 self.swap()
             if only_reads:
                 with suppress(Exception):
                     now = copy_containers(compute())
-            return written[0]
+            return written
         finally:
             self.is_restored = False
-            if not written or not are_same(written[0], now):
+            if written is NOTHING or not are_same(written, now):
                 self.doubts.append(changed := "compares with data that the program has changed")
                 # Even a comparison that holds may hold for the data as written alone.
                 if now is not NOTHING:
@@ -421,9 +424,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     Args:
         changed: run it with changed assertions, which `tester` counts.
     """
-    # The source, for tracebacks and for the failing line
     tree = ast.parse(source, FILE)
-    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    show_lines(FILE, source)
     # Names of the program; waits until it is loaded
     program_names = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
@@ -490,14 +492,11 @@ class NoCheckError(Exception):
     """Raised if a test has ended without a check."""
 
 
-def failing_line(error: BaseException, source: str) -> str:
+def failing_line(error: BaseException) -> str:
     """Return the line of the test at which it failed; empty if unknown."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == FILE
-    ]
-    return source.splitlines()[lines[-1] - 1].strip() if lines and lines[-1] else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line or "" for frame in frames if frame.filename == FILE]
+    return lines[-1] if lines else ""
 
 
 def run(job: Fields, results: Channel, peer: int):
@@ -510,8 +509,9 @@ def run(job: Fields, results: Channel, peer: int):
         if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        failure = describe_exception(error) | {"line": failing_line(error, job["test"])}
+        answer = describe_exception(error) | {"line": failing_line(error)}
         reason = tester.reason()
-        results.send({"cannot": reason} if reason else failure)
     else:
-        results.send({"cannot": TestSide.reason} if TestSide.reason else {"ended": job["sentinel"]})
+        answer = {"ended": job["sentinel"]}
+        reason = TestSide.reason
+    results.send({"cannot": reason} if reason else answer)

@@ -13,7 +13,7 @@ from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.deferred import tempfile
 from untrusted.inside.handles import TestSide
 from untrusted.inside.names import ProgramFinder
-from untrusted.inside.program import describe_exception, load_program
+from untrusted.inside.program import describe_exception, load_program, show_lines
 from untrusted.inside.tester import FILE, failing_line
 
 # pytest without plugins, caches, configuration files, metadata of packages or rewritten assertions.
@@ -29,6 +29,7 @@ def run_in_one(job: Fields, results: Channel):
         # the test's own `if __name__ == "__main__":` runs
         scope["__name__"] = "__main__"
         sys.meta_path.append(ProgramFinder(sys.modules["__main__"], source))
+        show_lines(FILE, source)
         tree = ast.parse(source, FILE)
         by_pytest = importlib.util.find_spec("pytest") is not None
         frameworks.make_fit(source)
@@ -41,7 +42,7 @@ def run_in_one(job: Fields, results: Channel):
             run_pytest(own) if by_pytest else frameworks.Runner(scope, own).run(tests)
     except BaseException as error:  # whatever was raised, the test has not passed
         cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
-        results.send(describe_exception(error) | {"line": failing_line(error, source)} | cannot)
+        results.send(describe_exception(error) | {"line": failing_line(error)} | cannot)
     else:
         results.send({"ended": job["sentinel"]})
 

@@ -34,12 +34,6 @@ def used_bytes(folder: str, pids: list[int]) -> int:
     return sum(max(NAME_BYTES, size) for size in files.values())
 
 
-def inodes_used(folder: str) -> int:
-    """Count the inodes of an in-memory file system, also of removed files that are still open."""
-    system = os.statvfs(folder)
-    return system.f_files - system.f_ffree
-
-
 def files_held(folder: str) -> Iterator[tuple[int, int]]:
     """Yield inode and bytes of everything in a folder that is still there."""
     folders = [folder]

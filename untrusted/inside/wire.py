@@ -61,8 +61,8 @@ FORMS: dict[type, Form] = {
     bytes: (lambda value: [value.hex()], bytes.fromhex),
     complex: (by("real", "imag"), complex),
     re.Pattern: (by("pattern", "flags"), re.compile),
-    type(Ellipsis): (by(), lambda: Ellipsis),
-    type(NotImplemented): (by(), lambda: NotImplemented),
+    types.EllipsisType: (by(), types.EllipsisType),
+    types.NotImplementedType: (by(), types.NotImplementedType),
     types.MappingProxyType: (lambda view: [dict(view)], types.MappingProxyType),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
     collections.UserString: (by("data"), collections.UserString),
@@ -155,9 +155,7 @@ def tag_of(value) -> str:
 
 # Literals: the expected and the actual result of a test that is a single call
 
-BRACKETS = {
-    list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("set(", ")"), frozenset: ("set(", ")"),
-}  # fmt: skip
+BRACKETS = {list: "[%s]", tuple: "(%s)", dict: "{%s}", set: "set(%s)", frozenset: "set(%s)"}
 
 
 def canonical(value: Any) -> str:
@@ -184,5 +182,4 @@ def canonical(value: Any) -> str:
         items = list(map(canonical, value))
     # Sets and dictionaries are sorted by text.
     items = items if kind in (list, tuple) else sorted(items)
-    first, last = BRACKETS[kind]
-    return f"{first}{', '.join(items)}{last}"
+    return BRACKETS[kind] % ", ".join(items)

@@ -40,10 +40,11 @@ class World:
 
     def __init__(self, readable: list[str], hidden: list[str], folder: str):
         self.folder = folder
+        shown = (*readable, os.devnull, folder)
         # Later groups override earlier ones for the same path.
         kinds: dict[str, Kind] = {
             **dict.fromkeys(hidden, "hidden"),
-            **dict.fromkeys((*readable, os.devnull), "read"),
+            **dict.fromkeys(shown, "read"),
             folder: "work",
         }
         # A folder above these must show no facts of its own; it shows those of this folder instead.
@@ -53,14 +54,12 @@ class World:
         }
         # readable /usr/lib -> marks for / and /usr as "above", unless a readable folder contains
         # them.
-        for path in [path for path, kind in kinds.items() if kind != "hidden"]:
+        for path in shown:
+            nearest = None
             for above in folders_above(path):
                 # The nearest marked folder decides: below a readable one, everything is readable
                 # anyway.
-                nearest = next(
-                    (kinds[folder] for folder in (above, *folders_above(above)) if folder in kinds),
-                    None,
-                )
+                nearest = kinds.get(above, nearest)
                 if nearest in (None, "hidden"):
                     self.marks[above] = Place(above, stand_in, "above")
         self.top = self.marks["/"]
@@ -143,11 +142,11 @@ def name_parts(name: str) -> list[str]:
 
 
 def folders_above(path: str) -> list[str]:
-    """List the folders above a path, nearest first: "/usr/lib" -> ["/usr", "/"]."""
+    """List the folders above a path, outermost first: "/usr/lib" -> ["/", "/usr"]."""
     found = []
     while path != "/":
         path = os.path.dirname(path)
-        found.append(path)
+        found.insert(0, path)
     return found
 
 

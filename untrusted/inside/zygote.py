@@ -31,7 +31,7 @@ from untrusted.inside.confinement import (
 )
 from untrusted.inside.deferred import tempfile
 from untrusted.inside.packages import Packages
-from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, inodes_used, used_bytes
+from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, used_bytes
 from untrusted.inside.world import World
 
 # The only request that is not JSON: end the children and report.
@@ -246,9 +246,10 @@ class Zygote:
         """Measure the folder, unless it was measured less than `seconds` ago."""
         if monotonic() - self.looked > seconds:
             # bubblewrap's folder is a file system of limited size, but that size does not count
-            # empty files and folders; so count names.
+            # empty files and folders; so count inodes, also of removed files that are still open.
             if self.tier == "bubblewrap":
-                self.used = inodes_used(self.folder) * NAME_BYTES
+                system = os.statvfs(self.folder)
+                self.used = (system.f_files - system.f_ffree) * NAME_BYTES
             else:
                 self.used = used_bytes(self.folder, self.children)
             self.grown = 0
