@@ -366,6 +366,13 @@ def test_tokenizer_without_mask_is_refused():
         train_bpe(TEXTS, vocab_size=300, special_tokens=(END_OF_TEXT,))
 
 
+def test_missing_special_tokens_are_added_in_a_fixed_order(small, tmp_path):
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "x", "pad_token": null}')
+    small.save_settings(tmp_path)
+    fields = json.loads((tmp_path / "special_tokens_map.json").read_text())
+    assert list(fields) == ["unk_token", "pad_token", "eos_token", "mask_token"]
+
+
 def test_required_ids_fit_or_are_both_named(small, tiny_config):
     config = replace(tiny_config, mask_token_id=small.mask_id, vocab_size=small.vocab_size)
     small.require_ids(config)
