@@ -101,7 +101,7 @@ def test_an_adapted_model_has_the_tokens_that_it_was_given(adapted_folders):
     before, after = adapted_folders
     tokenizer = DiffuCoderTokenizer.from_pretrained(after)
     config = DreamForCausalLM.read_config(after)
-    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    tokenizer.require_ids(config)
     settings = json.loads((after / "tokenizer_config.json").read_text())
     assert (settings["mask_token"], settings["pad_token"]) == ("<|mask|>", "<|dlm_pad|>")
     assert settings["added_tokens_decoder"][str(tokenizer.mask_id)]["content"] == "<|mask|>"

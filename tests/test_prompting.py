@@ -32,13 +32,20 @@ def gap(prefix="def double(x):\n    return ", suffix="\n", canonical="x * 2"):
     return Problem("gap", "gaps", prefix, suffix, ("assert double(3) == 6",), canonical)
 
 
+def chat_prompt(engine, problem):
+    (template,) = ChatPrompting().templates(engine, problem, GenerationOptions(max_new_tokens=16))
+    prompt, length = template.parts
+    assert length == 16
+    return prompt
+
+
 def test_chat_prompt_of_humaneval_is_the_published_one(engine):
     expected = (
         "<|im_start|>user\nPlease complete the following problem:\n"
         f"```\n{PROMPT.strip()}\n```\n<|im_end|>\n<|im_start|>assistant\n"
         "Here is the code to solve this problem:\n```python\n"
     )
-    assert ChatPrompting().prompt(engine, humaneval(RECORD)).endswith(expected)
+    assert chat_prompt(engine, humaneval(RECORD)).endswith(expected)
 
 
 def test_chat_prompt_of_mbpp_is_the_published_one(engine):
@@ -46,11 +53,10 @@ def test_chat_prompt_of_mbpp_is_the_published_one(engine):
         '<|im_start|>user\n```\n"""\nWrite a function to add one.\nassert f(1) == 2\n"""\n```\n<|im_end|>\n'
         "<|im_start|>assistant\nHere is the code to solve this problem:\n```python\n"
     )
-    assert ChatPrompting().prompt(engine, mbpp(MBPP)).endswith(expected)
+    assert chat_prompt(engine, mbpp(MBPP)).endswith(expected)
 
 
 def test_base_models_complete_the_raw_prompt(engine):
-    assert CompletionPrompting().prompt(engine, humaneval(RECORD)) == PROMPT
     (template,) = CompletionPrompting().templates(
         engine, humaneval(RECORD), GenerationOptions(max_new_tokens=16)
     )

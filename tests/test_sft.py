@@ -84,9 +84,7 @@ def test_run_leaves_a_model_metrics_and_what_it_refused(whole, folder):
     model = DreamForCausalLM.from_pretrained(whole / "model")
     before = parameters(DreamForCausalLM.from_pretrained(folder / "model"))
     assert all(not np.array_equal(value, before[name]) for name, value in parameters(model).items())
-    DiffuCoderTokenizer.from_pretrained(whole / "model").require_ids(
-        mask_token_id=model.config.mask_token_id, vocab_size=model.config.vocab_size
-    )
+    DiffuCoderTokenizer.from_pretrained(whole / "model").require_ids(model.config)
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(10, STEPS + 1, 10))
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
@@ -474,7 +472,7 @@ def test_a_base_with_a_full_vocabulary_is_adapted_by_the_defaults(folder, name, 
     assert main([*command, *small, *options, "--max-steps", "2"]) == 0
     config = DreamForCausalLM.read_config(out / "model")
     tokenizer = DiffuCoderTokenizer.from_pretrained(out / "model")
-    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    tokenizer.require_ids(config)
     assert (config.family.name, config.vocab_size) == (family, 128)
     assert (tokenizer.mask_id, tokenizer.pad_id, tokenizer.encode("abc")) == (64, 65, [1, 2, 3])
     after = load_file(out / "model" / "model.safetensors")
@@ -547,7 +545,7 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
     )
     adapted = DiffuCoderTokenizer.from_pretrained(out / "model")
     config = DreamForCausalLM.read_config(out / "model")
-    adapted.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    adapted.require_ids(config)
     assert config.model_type == "Dream"
     assert adapted.pad_id != adapted.token_id("<|endoftext|>")
 

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -365,20 +366,28 @@ def test_tokenizer_without_mask_is_refused():
         train_bpe(TEXTS, vocab_size=300, special_tokens=(END_OF_TEXT,))
 
 
-def test_required_ids_fit_or_are_both_named(small):
-    small.require_ids(mask_token_id=small.mask_id, vocab_size=small.vocab_size)
-    small.require_ids(mask_token_id=small.mask_id, vocab_size=small.vocab_size + 64)
+def test_missing_special_tokens_are_added_in_a_fixed_order(small, tmp_path):
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "x", "pad_token": null}')
+    small.save_settings(tmp_path)
+    fields = json.loads((tmp_path / "special_tokens_map.json").read_text())
+    assert list(fields) == ["unk_token", "pad_token", "eos_token", "mask_token"]
+
+
+def test_required_ids_fit_or_are_both_named(small, tiny_config):
+    config = replace(tiny_config, mask_token_id=small.mask_id, vocab_size=small.vocab_size)
+    small.require_ids(config)
+    small.require_ids(replace(config, vocab_size=small.vocab_size + 64))
     with pytest.raises(TokenizerError, match=rf"at {small.mask_id}, .* mask_token_id is 7\b"):
-        small.require_ids(mask_token_id=7, vocab_size=small.vocab_size)
+        small.require_ids(replace(config, mask_token_id=7))
     with pytest.raises(
         TokenizerError,
         match=rf"names no mask_token_id, and the tokenizer has .* at {small.mask_id}",
     ):
-        small.require_ids(mask_token_id=None, vocab_size=small.vocab_size)
+        small.require_ids(replace(config, mask_token_id=None))
     with pytest.raises(
         TokenizerError, match=rf"{small.vocab_size} tokens, the model only {small.vocab_size - 1}"
     ):
-        small.require_ids(mask_token_id=small.mask_id, vocab_size=small.vocab_size - 1)
+        small.require_ids(replace(config, vocab_size=small.vocab_size - 1))
 
 
 @pytest.mark.parametrize(

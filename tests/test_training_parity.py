@@ -6,8 +6,8 @@ import pytest
 from cases.reference import GOLDEN
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.benchmark import parity
-from jax_lm.benchmark.parity import check_training_parity
+from jax_lm.benchmark import training_parity
+from jax_lm.benchmark.training_parity import check_training_parity
 from jax_lm.checkpoints.huggingface import CheckpointError
 
 
@@ -42,7 +42,7 @@ def test_recorded_numbers_are_what_is_compared(tmp_path):
     assert "iteration 0, KL" not in failed
 
 
-@pytest.mark.parametrize("name", parity.FILES)
+@pytest.mark.parametrize("name", training_parity.FILES)
 def test_incomplete_folder_is_named(tmp_path, name):
     copy = shutil.copytree(GOLDEN, tmp_path / "golden")
     (copy / name).unlink()

@@ -7,7 +7,7 @@ import pytest
 from cases.reference import GOLDEN
 
 from jax_lm.benchmark.settings import Cell
-from jax_lm.benchmark.worker import WorkerRequest, run_worker
+from jax_lm.benchmark.worker import COMPARED_SHAPE, WorkerRequest, run_worker
 
 
 def test_a_process_measures():
@@ -18,7 +18,7 @@ def test_a_process_measures():
         dtype="float32",
         cells=(asked,),
         repeats=1,
-        compared_shape=(1, 8),
+        compares=True,
     )
     result, outputs = run_worker(request, limit=200.0)
     [cell] = result["cells"]
@@ -28,7 +28,7 @@ def test_a_process_measures():
     assert cell["forward_seconds"] > 0
     assert result["peak_bytes"] >= result["load_bytes"] > 0
     assert np.asarray(result["greedy"]).shape == (2, 32)
-    assert outputs["logits"].shape[:2] == (1, 8)
+    assert outputs["logits"].shape[:2] == COMPARED_SHAPE
 
 
 def test_a_process_that_fails_says_why():

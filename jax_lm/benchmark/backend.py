@@ -30,7 +30,6 @@ from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 
 Arrays = dict[str, Array]
-# Token ids of rows.
 # Arrays by the name of a module or of an output.
 Tensors = Mapping[str, np.ndarray]
 

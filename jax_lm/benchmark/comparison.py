@@ -28,8 +28,6 @@ from jax_lm.reports.tables import Measurements, Row, row_chart, table_section
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 EXTRA = "pip install 'jax-diffucoder[parity]'"
-# Rows and tokens for which outputs are compared.
-COMPARED_SHAPE = (2, 24)
 
 # Decimal digits of float32: the charts of agreement end here.
 DIGITS = 8.0
@@ -106,7 +104,7 @@ def compare(
         dtype=dtype,
         cells=workload.edges,
         repeats=workload.repeats,
-        compared_shape=COMPARED_SHAPE,
+        compares=True,
     )
     # One after the other: in parallel they would share the machine.
     report = on_progress or (lambda done, total, note: None)

@@ -117,16 +117,10 @@ class ExperimentSteps:
         """The model, loaded by the first step that needs it."""
         return DiffuCoderInference(self.settings.model, dtype=self.settings.dtype, verbose=False)
 
-    @property
-    def dtype(self) -> str:
-        """The dtype in which the weights are kept."""
-        return self.engine.precision
-
     def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what) -> Measured:
-        """Measure a backend in a process without an accelerator."""
-        request = WorkerRequest(
-            backend=backend, folder=self.folder, dtype=self.dtype, platform="cpu", repeats=1, **what
-        )
+        """Measure a backend in a process without an accelerator, on weights of the same dtype."""
+        what |= {"dtype": self.engine.precision, "platform": "cpu", "repeats": 1}
+        request = WorkerRequest(backend=backend, folder=self.folder, **what)
         return run_worker(request, limit=self.settings.timeout)
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
@@ -156,7 +150,7 @@ class ExperimentSteps:
             "seconds": engine.load_seconds,
             "described": engine.describe(),
             "parameters": engine.parameter_count,
-            "dtype": self.dtype,
+            "dtype": engine.precision,
             "mesh": str(engine.mesh_shape),
             "weights_bytes": device_bytes(
                 engine.config, engine.job(batch=1, canvas=1), engine.mesh_shape
@@ -219,7 +213,7 @@ class ExperimentSteps:
                 limits = MachineLimits(**done["environment"]["limits"])
                 cost = forward_cost(
                     engine.config,
-                    self.dtype,
+                    engine.precision,
                     batch=batch,
                     rows=width,
                     canvas=width,
@@ -288,21 +282,21 @@ class ExperimentSteps:
         """Compare the outputs of every module, and greedy tokens, with PyTorch's on the CPU."""
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
-        if self.engine.quantization:
+        engine = self.engine
+        if engine.quantization:
             raise LeftOut(
                 "int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them"
             )
         try:
-            comparison.require_dream(self.engine.config)
+            comparison.require_dream(engine.config)
         except ValueError as error:
             raise LeftOut(str(error)) from error
-        shape = comparison.COMPARED_SHAPE
-        theirs, outputs = self.run_on_cpu("pytorch", compared_shape=shape)
+        theirs, outputs = self.run_on_cpu("pytorch", compares=True)
         # Loaded again: on a GPU, the engine has joined the layers whose outputs are compared.
-        ours, greedy = outputs_to_compare(JaxBackend.load(self.folder, self.dtype), shape)
+        ours, greedy = outputs_to_compare(JaxBackend.load(self.folder, engine.precision))
         return {
             "differences": comparison.find_differences(ours, outputs),
-            "tolerance": comparison.TOLERANCES[self.dtype],
+            "tolerance": comparison.TOLERANCES[engine.precision],
             "greedy_agreement": comparison.equal_share(greedy, theirs["greedy"]),
             "torch": theirs["packages"]["torch"],
         }

@@ -5,7 +5,7 @@ Reads the rows that the steps returned, and runs no model.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import ge, le
+from operator import ge, itemgetter, le
 from typing import Any, NamedTuple
 
 from jax_lm.benchmark.comparison import differences_within, worst
@@ -107,7 +107,7 @@ def judge_roofline(row: Row) -> Judgement:
     if not rated:
         return "the machine's limits are not known", None
     # On a tie, the larger batch.
-    best = max(rated, key=lambda batch: (batch["roofline"], batch["batch"]))
+    best = max(rated, key=itemgetter("roofline", "batch"))
     measured = "{roofline:.0%} at batch {batch} ({limit})".format_map(best)
     # Above 100 %, the limit of the machine was measured too low.
     return measured, best["roofline"] >= 0.4 if best["roofline"] <= 1 else None
@@ -270,32 +270,24 @@ def experiment_report(
         ValueError: a row lacks a value, because another version of this program wrote it.
     """
     done = {step: outcome.row for step, outcome in outcomes.items() if outcome.state == DONE}
+    made = []
     try:
         verdicts = [criterion.verdict(outcomes) for criterion in criteria]
-        parts = step_sections(done, sections)
+        for kind, make_section in sections.items():
+            # "stress 1" and "stress 8" share the section of "stress".
+            if rows := [row for step, row in done.items() if step.split()[0] == kind]:
+                made.append(make_section(rows))
         metadata = experiment_metadata(done, name)
     except KeyError as error:
         raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
-    ended = [(step.title, outcomes.get(step.name, NOT_REACHED)) for step in steps]
-    rows = [
-        [title, outcome.state, f"{outcome.seconds:.1f}", outcome.reason] for title, outcome in ended
-    ]
+    table = []
+    for step in steps:
+        outcome = outcomes.get(step.name, NOT_REACHED)
+        table.append([step.title, outcome.state, f"{outcome.seconds:.1f}", outcome.reason])
+    made.append(Section(title="Steps", columns=("step", "", "s", ""), rows=table))
     return Document(
-        title="Accelerator experiment",
-        metadata=metadata,
-        verdicts=verdicts,
-        sections=[*parts, Section(title="Steps", columns=("step", "", "s", ""), rows=rows)],
+        title="Accelerator experiment", metadata=metadata, verdicts=verdicts, sections=made
     )
-
-
-def step_sections(rows: Rows, sections: Sections) -> list[Section]:
-    """Return the section of each kind of step, in the order of `sections`, if a step was done."""
-    made = []
-    for kind, make_section in sections.items():
-        # "stress 1" and "stress 8" share the section of "stress".
-        if kind_rows := [row for step, row in rows.items() if step.split()[0] == kind]:
-            made.append(make_section(kind_rows))
-    return made
 
 
 def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from jax_lm.reports.tables import Row
 # Size of the array for measuring the bandwidth: larger than the shared cache of a large server.
 COPY_BYTES = 2**30
 
-# Number of timed calls, of which the fastest counts.
+# Number of timed calls; the fastest counts.
 LIMIT_REPEATS = 10
 # Number of products or copies that a call chains, by platform. On an H200, a single one measured
 # 648 TFLOP/s and 3.4 TB/s, and a chain 788 and 4.3, as the call itself takes time too.

@@ -46,7 +46,7 @@ class Workload:
         batch_sizes: rows decoded together.
         new_tokens: lengths of the answers.
         prompt_tokens: lengths of the random prompts.
-        repeats: timed calls per measurement, of which the median counts.
+        repeats: timed calls per measurement; their median counts.
     """
 
     batch_sizes: tuple[int, ...] = (1, 8)
@@ -59,10 +59,11 @@ class Workload:
 
     def cells(self, presets: Iterable[str]) -> list[Cell]:
         """Return every combination of lengths, batch sizes and presets."""
-        combinations = product(self.new_tokens, self.prompt_tokens, self.batch_sizes, presets)
         return [
             Cell(batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens, preset=preset)
-            for new_tokens, prompt_tokens, batch, preset in combinations
+            for new_tokens, prompt_tokens, batch, preset in product(
+                self.new_tokens, self.prompt_tokens, self.batch_sizes, presets
+            )
         ]
 
     @property

@@ -11,7 +11,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from jax_lm.benchmark.backend import (
     Backend,
@@ -41,10 +40,6 @@ from jax_lm.reports.tables import Measurements, Row, table_section
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
 
 
-# Forward passes done, hidden states of the block, cache.
-Carry = tuple[Array, Array, KVCache]
-
-
 @partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_block_logits(
     graph: ModelGraph,
@@ -63,6 +58,7 @@ def run_block_logits(
     model = graph.merge(params)
 
     def advance(carry):
+        # forward passes done, hidden states of the block, cache
         done, _, cache = carry
         # The tokens depend on the counter, so XLA can move nothing out of the loop.
         read, _ = jax.lax.optimization_barrier((tokens, done))
@@ -213,14 +209,13 @@ def measure_speed(
     """
     backend = JaxBackend(sampler)
     cells = workload.cells(presets)
-    # Check all cells first: a run must not fail after its longest part.
-    for cell in cells:
-        cell.require_room(sampler.config.max_position_embeddings)
     report = on_progress or (lambda done, total: None)
     total = len(cells) + len(workload.batch_sizes)
     longest = Cell(
         batch=1, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens)
     )
+    # Checked first: a run must not fail after its longest part.
+    longest.require_room(sampler.config.max_position_embeddings)
     generations = []
     forwards = []
     with without_stored_compilations():

@@ -7,8 +7,8 @@ Memory and time of one backend then do not include imports and allocations of th
 import multiprocessing
 import os
 import pkgutil
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,8 +32,9 @@ from jax_lm.benchmark.timer import without_stored_compilations
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.tables import Row
 
-# The greedy generation that is compared.
+# The greedy generation that is compared, and rows and tokens of the random input whose outputs are.
 GREEDY = Cell(batch=2, prompt_tokens=16, new_tokens=32)
+COMPARED_SHAPE = (2, 24)
 TORCH_PACKAGES = ("torch", "transformers")
 
 # The row of a backend, and the outputs of its modules by name; none unless they are compared.
@@ -50,9 +51,8 @@ class WorkerRequest:
         platform: where JAX computes; it takes its default if None. PyTorch's process needs the
             CPU, so that JAX does not reserve the accelerator's memory there.
         cells: generations to time.
-        repeats: timed calls per cell, of which the median counts.
-        compared_shape: rows and tokens of random input for which the outputs of every module are
-            kept; none by default.
+        repeats: timed calls per cell; their median counts.
+        compares: whether to keep the outputs of every module, for random input.
     """
 
     backend: Literal["jax", "pytorch"]
@@ -63,10 +63,10 @@ class WorkerRequest:
     platform: str | None = None
     cells: tuple[Cell, ...] = ()
     repeats: int = 3
-    compared_shape: tuple[int, int] | None = None
+    compares: bool = False
 
 
-def outputs_to_compare(backend: Backend, shape: tuple[int, int]) -> tuple[Tensors, list[list[int]]]:
+def outputs_to_compare(backend: Backend) -> tuple[Tensors, list[list[int]]]:
     """Return the outputs of every module by name, and greedy tokens [b, n].
 
     The generation is `GREEDY`, shortened if the context is shorter.
@@ -74,7 +74,8 @@ def outputs_to_compare(backend: Backend, shape: tuple[int, int]) -> tuple[Tensor
     config = backend.config
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
-    outputs = backend.module_outputs(random_prompts(config, *shape, seed=1), output_names(config))
+    ids = random_prompts(config, *COMPARED_SHAPE, seed=1)
+    outputs = backend.module_outputs(ids, output_names(config))
     return outputs, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()
 
 
@@ -85,8 +86,16 @@ def measure_backend(request: WorkerRequest) -> Measured:
     the peak memory after loading and at the end; `memory` says whose. `greedy` are the greedy
     tokens [b, n] if outputs are compared.
     """
-    load = backend_loader(request)
     is_torch = request.backend == "pytorch"
+    # Start what a process starts once, which must not count as loading.
+    if is_torch:
+        backend_class = pkgutil.resolve_name(request.torch_backend)
+        backend_class.warm_up(request.device)
+        config = DreamForCausalLM.read_config(request.folder)
+        load = partial(backend_class, request.folder, config, request.dtype, device=request.device)
+    else:
+        jax.devices()
+        load = partial(JaxBackend.load, request.folder, request.dtype)
     # Load
     before = resident_bytes()
     start = perf_counter()
@@ -119,21 +128,9 @@ def measure_backend(request: WorkerRequest) -> Measured:
     }
     # Compare
     outputs = {}
-    if request.compared_shape:
-        outputs, row["greedy"] = outputs_to_compare(backend, request.compared_shape)
+    if request.compares:
+        outputs, row["greedy"] = outputs_to_compare(backend)
     return row, outputs
-
-
-def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
-    """Return a function that loads the backend; start what is needed once, so it is not timed."""
-    config = DreamForCausalLM.read_config(request.folder)
-    if request.backend == "jax":
-        # Starts the platform, which must not count as loading.
-        jax.devices()
-        return lambda: JaxBackend.load(request.folder, request.dtype)
-    torch_backend = pkgutil.resolve_name(request.torch_backend)
-    torch_backend.warm_up(request.device)
-    return lambda: torch_backend(request.folder, config, request.dtype, device=request.device)
 
 
 def run_worker(request: WorkerRequest, *, limit: float | None = None) -> Measured:

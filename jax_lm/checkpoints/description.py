@@ -7,7 +7,7 @@ package can load it like its source. Code is copied as a file; it is never execu
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,27 +59,24 @@ def is_tokenizer_of(tokenizer: DiffuCoderTokenizer, source: Path) -> bool:
         return False
 
 
-def require_elsewhere(folder: Path, source: Path | None):
-    """Raise ValueError if a model would be written over its source."""
-    if source is not None and folder.resolve() == source.resolve():
-        raise ValueError(f"{folder} is the source of this model: write to another folder")
-
-
 def copy_files(source: Path, folder: Path, *, same_model: bool):
     """Copy tokenizer and licence, and for the same architecture also code and generation config.
 
     Tokenizer files and the generation config in `folder` are removed first; other files stay.
     """
-    copied = [source / name for name in TOKENIZER_FILES]
-    copied += [path for name in LICENCE_FILES for path in source.glob(name)]
+    copied = matching_files(source, (*TOKENIZER_FILES, *LICENCE_FILES))
     if same_model:
-        copied += [source / GENERATION_CONFIG, *code_files(source)]
+        copied |= {*matching_files(source, [GENERATION_CONFIG]), *code_files(source)}
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
         # A file left by another model would be taken for a file of this one.
         (folder / name).unlink(missing_ok=True)
     for path in copied:
-        if path.is_file():
-            shutil.copyfile(path, folder / path.name)
+        shutil.copyfile(path, folder / path.name)
+
+
+def matching_files(folder: Path, patterns: Iterable[str]) -> set[Path]:
+    """Return the files of a folder whose names match one of the patterns."""
+    return {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
 
 
 def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer):
@@ -96,7 +93,7 @@ def code_files(folder: Path) -> list[Path]:
 
     Logs a warning for each absent file, without which transformers cannot load the model.
     """
-    files = {}
+    files = set()
     # each module once, in order
     pending = [*dict.fromkeys(auto_map_modules(folder))]
     while pending:
@@ -106,10 +103,10 @@ def code_files(folder: Path) -> list[Path]:
             logger.warning(
                 "%s lacks %s.py, which its code needs: transformers cannot load it", folder, name
             )
-        elif name not in files:
-            files[name] = path
+        elif path not in files:
+            files.add(path)
             pending += NEIGHBOUR.findall(path.read_text(encoding="utf-8", errors="replace"))
-    return sorted(files.values())
+    return sorted(files)
 
 
 def auto_map_modules(folder: Path) -> Iterator[str]:

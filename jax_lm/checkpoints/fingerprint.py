@@ -9,14 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import sha256
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from jax_lm.checkpoints.loading import CheckpointTensors
-from jax_lm.checkpoints.stored import StoredTensor, TensorRequest
+from jax_lm.checkpoints.stored import StoredTensor
 
 # Tensors hashed in parallel, and held in memory at once. Hashing releases the GIL.
 THREADS = 4
@@ -40,12 +38,7 @@ def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -
 
 def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
     """Compute the digest of one tensor."""
-    # Without a view, as in Orbax, the tensor is read onto a device.
-    if tensor.view is not None:
-        values = tensor.view()
-    else:
-        sharding = SingleDeviceSharding(jax.local_devices()[0])
-        values = np.asarray(checkpoint.read([TensorRequest(tensor, tensor.dtype, sharding)])[0])
+    values = checkpoint.fetch(tensor)
     if jnp.issubdtype(values.dtype, jnp.floating):
         values = values.astype(ml_dtypes.bfloat16, copy=False)
     return sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()

@@ -66,8 +66,6 @@ SIZES = pairs("""
 READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 # File of a folder made by `as_folder` that says where each tensor is in the GGUF file.
 INDEX = "gguf_tensors.json"
-# Storage type of the matrices in a new file, by precision.
-WRITABLE = {"float16": "F16", "int8": "Q8_0"}
 
 
 def read_values(
@@ -256,17 +254,17 @@ def write_folder(path: Path, folder: Path):
 
 
 def encode(
-    name: str, values: np.ndarray, precision: str
+    name: str, values: np.ndarray, *, int8: bool
 ) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
     """Return the bytes of a tensor, row by row, and their storage type.
 
-    `precision` is `float16`, or `int8` for Q8_0. Vectors are float32, as llama.cpp demands.
+    Matrices are Q8_0 or F16. Vectors are float32, as llama.cpp demands.
     """
-    kind = "F32"
+    kind = gguf.GGMLQuantizationType.F32
     if is_kernel(name) or name == "model.embed_tokens.weight":
         # A block of Q8_0 is 32 numbers of a row, so rows of another length stay F16.
-        kind = "F16" if values.shape[-1] % 32 else WRITABLE[precision]
-    kind = gguf.GGMLQuantizationType[kind]
+        is_q8 = int8 and values.shape[-1] % 32 == 0
+        kind = gguf.GGMLQuantizationType["Q8_0" if is_q8 else "F16"]
     return quantize(values.astype(np.float32), kind), kind
 
 

@@ -194,9 +194,6 @@ def list_tensors(folder: Path) -> StoredTensors:
     """
     files = tensor_files(folder)
     tensors = {}
-    whole = folder / WEIGHTS
-    if whole.is_file() and whole not in files.values():
-        require_same_tensors(whole, files)
     for path in sorted(set(files.values())):
         # Index and headers must agree in both directions.
         stored = {tensor.name: tensor for tensor in headers(path)}
@@ -208,16 +205,18 @@ def list_tensors(folder: Path) -> StoredTensors:
         if absent := sorted(listed - stored.keys()):
             raise CheckpointError(f"{path} lacks {absent[0]!r}, which the index places there")
         tensors |= stored
+    whole = folder / WEIGHTS
+    if whole.is_file() and whole not in files.values():
+        require_same_tensors(whole, tensors)
     return tensors
 
 
-def require_same_tensors(whole: Path, files: Mapping[str, Path]):
+def require_same_tensors(whole: Path, shards: StoredTensors):
     """Raise CheckpointError if a single file holds other tensors than the shards next to it.
 
     Some programs would load the file and others the shards.
     """
     single = {tensor.name: tensor for tensor in headers(whole)}
-    shards = {tensor.name: tensor for path in set(files.values()) for tensor in headers(path)}
     for name in sorted(single.keys() | shards.keys()):
         own = single.get(name)
         other = shards.get(name)

@@ -42,11 +42,27 @@ GROUP_BYTES = 2**28
 
 @dataclass(frozen=True)
 class CheckpointTensors:
-    """The tensors of a checkpoint in any format, and the function that reads them."""
+    """The tensors of a checkpoint, and the function that reads them.
+
+    Attributes:
+        folder: folder of the checkpoint.
+        stored: the tensors by our names.
+        read: reads some of them.
+        format: `huggingface`, `orbax`, `gguf` or `pickle`.
+    """
 
     folder: Path
-    stored: Mapping[str, StoredTensor]
+    stored: StoredTensors
     read: Callable[[Sequence[TensorRequest]], list[Array]] = read_views
+    format: str = "huggingface"
+
+    def fetch(self, tensor: StoredTensor) -> np.ndarray:
+        """Return the values of one tensor, mapped into memory if its format allows it."""
+        if tensor.view is not None:
+            return tensor.view()
+        # Orbax reads onto a device.
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
+        return np.asarray(self.read([TensorRequest(tensor, tensor.dtype, sharding)])[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +162,7 @@ def open_checkpoint(folder: Path, names: Mapping[str, str] = {}) -> CheckpointTe
         from jax_lm.checkpoints import orbax  # imports in 0.5 s, and is rarely needed
 
         stored = orbax.list_tensors(folder / ORBAX_FOLDER)
-        return CheckpointTensors(folder, rename(stored, names), orbax.read_arrays)
+        return CheckpointTensors(folder, rename(stored, names), orbax.read_arrays, "orbax")
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     has_weights = any((folder / name).is_file() for name in weights)
     # Only `jax_lm.conversion` reads pickles.
@@ -156,11 +172,12 @@ def open_checkpoint(folder: Path, names: Mapping[str, str] = {}) -> CheckpointTe
             "which executes none of it"
         )
     if (folder / GGUF_LINK).exists() and not has_weights:
-        return CheckpointTensors(folder, huggingface.require_gguf().list_tensors(folder))
+        tensors = huggingface.require_gguf().list_tensors(folder)
+        return CheckpointTensors(folder, tensors, format="gguf")
     return CheckpointTensors(folder, rename(huggingface.list_tensors(folder), names))
 
 
-def rename(stored: Mapping[str, StoredTensor], names: Names) -> StoredTensors:
+def rename(stored: StoredTensors, names: Names) -> StoredTensors:
     """Return stored tensors under our names."""
     return {translate(name, names): tensor for name, tensor in stored.items()}
 
@@ -229,17 +246,15 @@ def count_nonfinite(tensor: Array) -> Array:
 
 def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec):
     """Raise CheckpointError if a tensor differs from the one that it is tied to."""
-    device = SingleDeviceSharding(jax.local_devices()[0])
+    stored = checkpoint.stored
     for name, twin in spec.tied.items():
-        if name not in checkpoint.stored or twin not in checkpoint.stored:
+        if name not in stored or twin not in stored:
             continue
-        pair = [checkpoint.stored[name], checkpoint.stored[twin]]
-        requests = [TensorRequest(tensor, tensor.dtype, device) for tensor in pair]
-        own, other = (np.asarray(array) for array in checkpoint.read(requests))
+        own, other = checkpoint.fetch(stored[name]), checkpoint.fetch(stored[twin])
         if own.dtype != other.dtype or not np.array_equal(own, other, equal_nan=True):
             raise CheckpointError(
-                f"config.json ties {name!r} to {twin!r}, but {pair[0].path} holds another: set "
-                "tie_word_embeddings to false to use it, or remove it"
+                f"config.json ties {name!r} to {twin!r}, but {stored[name].path} holds another: "
+                "set tie_word_embeddings to false to use it, or remove it"
             )
 
 

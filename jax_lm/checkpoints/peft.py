@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, StoredTensors, save_tensors
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensors, save_tensors
 from jax_lm.config import Fields
 from jax_lm.host.files import atomic_write, write_json_whole
 
@@ -176,7 +176,7 @@ class StoredAdapter:
 
     folder: Path
     config: LoraConfig
-    tensors: Mapping[str, StoredTensor]
+    tensors: StoredTensors
     base: NamedBase
 
     @property
@@ -267,7 +267,7 @@ def read_config(fields: Fields, path: Path) -> LoraConfig:
             use_rslora=bool(settings.get("use_rslora")),
             rank_pattern=as_numbers(settings.get("rank_pattern"), int),
             alpha_pattern=as_numbers(settings.get("alpha_pattern"), float),
-            exclude_modules=as_names(settings.get("exclude_modules") or ()),
+            exclude_modules=as_names(settings.get("exclude_modules")),
             layers_to_transform=layer_numbers(settings.get("layers_to_transform")),
         )
     except (TypeError, ValueError) as error:
@@ -278,7 +278,7 @@ def targets_of(value) -> LayerNames:
     """Convert target_modules: a regular expression, `all-linear`, or names."""
     if value == "all-linear":
         return LINEAR
-    names = as_names(value or ())
+    names = as_names(value)
     # A configuration written for several architectures may name layers that Dream does not have.
     # Ignoring them is safe: if the adapter had tensors for them, `rename_tensors` would refuse it.
     return names if isinstance(names, str) else tuple(name for name in names if is_linear(name))
@@ -305,12 +305,13 @@ def layer_numbers(value) -> tuple[int, ...] | None:
 
 
 def as_names(value) -> LayerNames:
-    """Convert a string or a list of strings; raises ValueError for anything else."""
+    """Convert a string or a list of strings, or None; raises ValueError for anything else."""
     if isinstance(value, str):
         return value
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+    names = value or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{value!r}: must be names of layers")
-    return tuple(value)
+    return tuple(names)
 
 
 def is_linear(name: str) -> bool:

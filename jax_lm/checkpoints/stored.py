@@ -118,9 +118,9 @@ LIMIT = 127
 GROUP = 32
 # Largest group scale: -8 * 15 = -120 is an int8.
 GROUP_LIMIT = 15
-# Floats of 4 significant bits, and the largest: 448.
+# Floats of 4 significant bits, and the largest of them.
 FP8 = jnp.float8_e4m3fn
-FP8_LIMIT = float(jnp.finfo(FP8).max)
+FP8_LIMIT = 448.0
 # Layers whose weights are quantized. Embeddings, norms and biases stay floating-point.
 KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 # Tables that a model of another precision has in int8, whose error is smaller.

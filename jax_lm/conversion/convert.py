@@ -19,7 +19,7 @@ from jaxtyping import Array
 from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
-from jax_lm.checkpoints.stored import GGUF_LINK, QUANTIZATION, CheckpointError
+from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig, set_dtype
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.host.files import require_local
@@ -103,7 +103,7 @@ def convert(
         return convert_to_gguf(source, destination, conversion, on_progress)
     config = DreamForCausalLM.read_config(source)
     int8 = DreamForCausalLM.is_int8(source)
-    checkpoint, kind = source_tensors(source, config, conversion)
+    checkpoint = source_tensors(source, config, conversion)
     spec = load_spec(
         config,
         int8,
@@ -116,7 +116,7 @@ def convert(
         # Everything but the weights.
         copy_other_files(source, folder)
         # The old port's config.json may lack fields that the checkpoint needs.
-        is_pickle = kind == "pickle"
+        is_pickle = checkpoint.format == "pickle"
         fields = config.to_dict() if is_pickle else huggingface.read_json(source, "config.json")
         if conversion.dtype:
             fields = set_dtype(fields, conversion.dtype)
@@ -130,7 +130,8 @@ def convert(
         del tensors
         sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
         probe = probe_logits(model)
-        target_format = conversion.format or ("orbax" if kind == "huggingface" else "huggingface")
+        is_huggingface = checkpoint.format == "huggingface"
+        target_format = conversion.format or ("orbax" if is_huggingface else "huggingface")
         write_weights(target_format, folder, published_parameters(model))
         # Free the model first: the copy that is read back takes as much memory.
         del model
@@ -152,11 +153,10 @@ def convert_to_gguf(
     if destination.suffix.lower() != ".gguf":
         raise ValueError(f"destination {str(destination)!r}: must end in .gguf")
     config = DreamForCausalLM.read_config(source)
-    precision = "int8" if conversion.int8 else "float16"
     if DreamForCausalLM.is_int8(source):
         raise CheckpointError(f"{source} is int8: convert the checkpoint that it was made from")
     tokenizer = DiffuCoderTokenizer.from_pretrained(source)
-    checkpoint, _ = source_tensors(source, config, conversion)
+    checkpoint = source_tensors(source, config, conversion)
     spec = load_spec(config, False, allow_nonfinite=conversion.allow_nonfinite)
     library = huggingface.require_gguf()
     read_progress = report_half(on_progress, 0)
@@ -169,7 +169,7 @@ def convert_to_gguf(
                 raise ValueError(
                     f"{name!r} has values beyond {FLOAT16_MAX}, the largest of float16"
                 )
-            data, kind = library.encode(name, values, precision)
+            data, kind = library.encode(name, values, int8=conversion.int8)
             sums[name] = tensor_checksum(library.dequantize(data, kind).astype(np.float32))
             yield name, data, kind
 
@@ -184,10 +184,8 @@ def convert_to_gguf(
     return Converted("gguf", len(sums), destination.stat().st_size)
 
 
-def source_tensors(
-    source: Path, config: DreamConfig, conversion: Conversion
-) -> tuple[CheckpointTensors, str]:
-    """Return the tensors of the source, and its format, which may also be `pickle`.
+def source_tensors(source: Path, config: DreamConfig, conversion: Conversion) -> CheckpointTensors:
+    """Open the source, which may also be a pickle.
 
     The missing biases of a pickle become zeros if `allow_missing_bias` is set.
 
@@ -196,9 +194,7 @@ def source_tensors(
     """
     others = (huggingface.WEIGHTS, huggingface.INDEX, ORBAX_FOLDER)
     if not (source / PICKLE).is_file() or any((source / name).exists() for name in others):
-        kinds = {ORBAX_FOLDER: "orbax", GGUF_LINK: "gguf"}
-        kind = next((kinds[name] for name in kinds if (source / name).exists()), "huggingface")
-        return loading.open_checkpoint(source, config.architecture.tensors), kind
+        return loading.open_checkpoint(source, config.architecture.tensors)
     # A pickle of the old port, which may lack the biases.
     path = source / PICKLE
     stored = legacy.list_tensors(path)
@@ -218,7 +214,7 @@ def source_tensors(
         name: legacy.in_memory(path, name, np.zeros(shape, dtype))
         for name, shape in missing.items()
     }
-    return CheckpointTensors(source, stored | zeros), "pickle"
+    return CheckpointTensors(source, stored | zeros, format="pickle")
 
 
 @contextmanager
@@ -311,5 +307,5 @@ def check_copy(
 
 def report_half(on_progress: Progress | None, number: int) -> Progress | None:
     """Return a callback that reports the first (0) or the second half (1) of the progress."""
-    # Of 10 bytes: the first half is 0 to 10 of 20, the second 10 to 20 of 20.
+    # A source of 10 bytes: the first half reports 0 to 10 of 20, the second 10 to 20 of 20.
     return on_progress and (lambda done, total: on_progress(number * total + done, 2 * total))

@@ -6,14 +6,13 @@ Downloads are in `huggingface.resolve`.
 """
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from jax_lm.checkpoints import checksums, huggingface, loading, peft
-from jax_lm.checkpoints.description import code_files
+from jax_lm.checkpoints.description import code_files, matching_files
 from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, LICENCE_FILES
 from jax_lm.checkpoints.stored import CheckpointError, first_line
 from jax_lm.conversion.verify import verify
@@ -95,11 +94,6 @@ def model_files(folder: Path) -> set[Path]:
             raise CheckpointError(f"{folder} is not uploaded: {check.name}: {check.found}")
     other_files = matching_files(folder, (*DESCRIPTION_FILES, *LICENCE_FILES, CARD))
     return other_files | weights | set(code_files(folder))
-
-
-def matching_files(folder: Path, patterns: Iterable[str]) -> set[Path]:
-    """Return the files of a folder whose names match one of the patterns."""
-    return {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
 
 
 def adapter_card(folder: Path, repo: str, licence: str) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jax_lm.checkpoints import checksums
-from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, check_tensors, open_checkpoint
-from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError
+from jax_lm.checkpoints.loading import Progress, check_tensors, open_checkpoint
+from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, load_spec
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -47,8 +47,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
         )
         yield Check("family", family_facts(config))
         source = open_checkpoint(folder, config.architecture.tensors)
-        forms = {ORBAX_FOLDER: "Orbax", GGUF_LINK: "GGUF"}
-        form = next((forms[name] for name in forms if (folder / name).exists()), "Hugging Face")
+        form = {"huggingface": "Hugging Face", "orbax": "Orbax", "gguf": "GGUF"}[source.format]
         size = sum(tensor.nbytes for tensor in source.stored.values())
         yield Check("layout", f"{form}, {len(source.stored)} tensors, {size / 2**20:,.1f} MiB")
         spec = load_spec(config, int8)
@@ -97,7 +96,7 @@ def tokenizer_check(folder: Path, config: DreamConfig) -> Check:
         if config.mask_token_id is None and tokenizer.special.mask is None:
             tokenizer.require_vocabulary(config.vocab_size)
         else:
-            tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+            tokenizer.require_ids(config)
         # A template can only be checked by rendering a conversation.
         if tokenizer.chat_template is not None:
             tokenizer.apply_chat_template([{"role": "user", "content": "Reverse a list."}])

@@ -118,20 +118,20 @@ def cut(text: str, rng: np.random.Generator) -> tuple[str, str, str]:
     """
     block = FENCED.search(text)
     start, end = block.span(1) if block and block[1].strip() else (0, len(text.rstrip("\n")))
-    lines = text[start:end].splitlines(keepends=True)
-    if not "".join(lines).strip():
+    begin = start
+    chosen = text[start:end]
+    if not chosen.strip():
         raise ValueError("answer: has no line to cut out")
-    first = last = 0
+    lines = chosen.splitlines(keepends=True)
     for _ in range(TRIES):
         first, last = sorted(rng.integers(len(lines), size=2).tolist())
-        if is_worth_learning("".join(lines[first : last + 1])):
+        drawn = "".join(lines[first : last + 1])
+        if is_worth_learning(drawn):
+            begin = start + sum(map(len, lines[:first]))
+            chosen = drawn
             break
-    else:
-        first = 0
-        last = len(lines) - 1
     # The cut leaves the last line's end: "a\nb\nc", lines 0 and 1 -> [0, 3), then perhaps [1, 3).
-    begin = start + sum(map(len, lines[:first]))
-    stop = begin + len("".join(lines[first : last + 1]).rstrip("\n"))
+    stop = begin + len(chosen.rstrip("\n"))
     if rng.random() < PART_SHARE:
         begin, stop = sorted(rng.choice(np.arange(begin, stop + 1), size=2, replace=False).tolist())
     return text[:begin], text[begin:stop], text[stop:]

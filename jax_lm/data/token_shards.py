@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from jax_lm.config import Fields
 from jax_lm.data.batches import Indices, Row
 
 Kind = Literal["text", "conversations"]
@@ -165,13 +164,11 @@ class TokenShards:
             shard, index = locate(self.token_starts, cuts[-1])
             shard_start = int(self.token_starts[shard])
             ends = self.ends(shard)
-            first, last = (
-                int(np.searchsorted(ends, token, "right")) for token in (index, stop - shard_start)
-            )
+            first, last = np.searchsorted(ends, [index, stop - shard_start], "right")
             # Cut at each sample end in this shard, up to `stop`. If there is none, the last piece
             # ends at `stop`. The last sample of a shard ends with the shard, so the next iteration
             # begins in the next shard.
-            cuts += [shard_start + int(end) for end in ends[first:last]] or [stop]
+            cuts += (shard_start + ends[first:last]).tolist() or [stop]
         return list(pairwise(cuts))
 
     def text(self, start: int, stop: int) -> list[int]:
@@ -275,8 +272,3 @@ def permute(number: int, size: int, key: bytes) -> int:
             number = right << half_bits | (left ^ int.from_bytes(digest_bytes, "little") & mask)
         if number < size:
             return number
-
-
-def combine_digests(shards: list[Fields]) -> str:
-    """Return the digest of a data set, made from those of its shards."""
-    return sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[:16]

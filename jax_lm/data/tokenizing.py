@@ -5,7 +5,6 @@ moment and with any number of workers, therefore resumes with the missing shards
 `jax_lm.data.token_shards` reads the shards.
 """
 
-import hashlib
 import json
 import logging
 import multiprocessing
@@ -19,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +28,7 @@ from jax_lm.config import Fields
 from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
-from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, combine_digests
+from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind
 from jax_lm.host.files import atomic_write, output_folder
 from jax_lm.host.interruption import discard_unfinished
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -115,7 +115,9 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
         "tokenizer": job.fingerprint,
         "dtype": dtype_of(tokenizer_of(job)).str,
         "refused": sum(shard["refused"] for shard in summaries),
-        "digest": combine_digests(summaries),
+        "digest": sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[
+            :16
+        ],
         "shards": [shard for shard in summaries if shard["samples"]],
     }
     write_synced(out / DATASET, json.dumps(described, indent=1).encode())
@@ -182,7 +184,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     max_length = sys.maxsize if job.kind == "text" else job.max_length
     to_rows = rows_reader(job.kind, tokenizer, max_length, job.columns, job.form)
     dtype = dtype_of(tokenizer)
-    digest = hashlib.sha256()
+    digest = sha256()
     ends = array("q", [0])
     visible = array("q")
     refused = []

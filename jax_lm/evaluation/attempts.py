@@ -185,7 +185,7 @@ class Evaluator:
             # With several lengths to try, the longest decides whether the problem fits.
             templates = self.prompting.templates(self.engine, problem, self.options)
             width = max(self.engine.width(each, self.options) for each in templates)
-            prompt = self.prompting.prompt(self.engine, problem)
+            prompt = str(templates[0].parts[0])
             yield Draft(
                 Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width
             )
@@ -209,8 +209,8 @@ class Evaluator:
         )
         if self.timed and decoded.compile_seconds:
             decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
-        # A draft has a row for each template, such as a hole length, and all have as many. The most
-        # confident answer is used. 2 drafts of 3 templates: rows 0 to 2, and 3 to 5.
+        # A draft has a row for each template, one for each length of the hole; all drafts have equally
+        # many. The most confident answer is used. 2 drafts of 3 templates: rows 0 to 2, and 3 to 5.
         generations = iter(decoded.rows)
         for attempt, drafted, _ in batch:
             answer = max(

@@ -168,8 +168,8 @@ def suite_problems(
     if (suite == "builtin") != (data is None):
         need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
         raise ValueError(f"data={data}: {suite} {need}")
-    if suite == "builtin" or data is None:
-        problems = load_held_out_problems(HELD_OUT_COUNT if count is None else count)
+    if data is None:
+        problems = load_held_out_problems(count or HELD_OUT_COUNT)
         return problems, max(HELD_OUT_COUNT, len(problems))
     problems = file_problems(suite, data)
     total = len(problems)
@@ -178,7 +178,7 @@ def suite_problems(
     return [problems[index * total // count] for index in range(count)], total
 
 
-def file_problems(suite: Suite, path: Path) -> list[Problem]:
+def file_problems(suite: str, path: Path) -> list[Problem]:
     """Read a benchmark's file (.jsonl or .jsonl.gz).
 
     Raises:
@@ -225,7 +225,7 @@ def texts(record: Fields, name: str, *, default: list[str] | None = None) -> lis
     value = record.get(name, default)
     if not has_form(value, [str]):
         raise LookupError(f"has no list of texts {name!r}")
-    return list(value or ())
+    return value
 
 
 def infilling(record: Fields) -> Problem:

@@ -32,14 +32,13 @@ class CompletionPrompting:
     name = "base"
     middle_length: HoleLength = None
 
-    def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """Return the text before the answer."""
-        return problem.prefix
-
     def templates(
         self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
     ) -> list[Template]:
-        """Return the templates to decode; of several results the most confident one is used."""
+        """Return the templates to decode, each of which begins with the text before the answer.
+
+        Of several results the most confident one is used.
+        """
         # A hole needs at least one token, even if the canonical filling is empty.
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
@@ -62,16 +61,13 @@ class ChatPrompting:
 
     name = "chat"
 
-    def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """Return the chat prompt of a problem that is a question (`choose_prompting`)."""
-        return engine.chat_prompt(problem.question) + OPENING
-
     def templates(
         self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
     ) -> list[Template]:
-        """Return the template to decode."""
+        """Return the template to decode, of a problem that is a question (`choose_prompting`)."""
         # The hole begins inside the code block that the prompt opens.
-        return [Template.completion(self.prompt(engine, problem), options.max_new_tokens)]
+        prompt = engine.chat_prompt(problem.question) + OPENING
+        return [Template.completion(prompt, options.max_new_tokens)]
 
     def is_over(self, problem: Problem, answer: str) -> bool:
         """Return whether what follows this beginning of an answer would be cut off."""

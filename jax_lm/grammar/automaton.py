@@ -52,11 +52,7 @@ def main(kind: str, text: str):
     final = set(index.get_final_states())
     transitions = index.get_transitions().items()
     ends = [state for state, steps in transitions if steps.get(0) in final]
-    # the end byte itself is left out of the moves
-    moves = [
-        (state, ranges({byte: after for byte, after in steps.items() if byte}))
-        for state, steps in transitions
-    ]
+    moves = [(state, ranges(steps)) for state, steps in transitions]
     if sum(len(steps) for _, steps in moves) > MAX_MOVES:
         refuse(f"takes more than {MAX_MOVES:,} moves of an automaton")
     automaton = {"start": index.get_initial_state(), "ends": ends, "moves": moves}
@@ -75,7 +71,8 @@ def ranges(steps: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """
     merged = []
     for byte, state in sorted(steps.items()):
-        if byte == END:
+        # the byte that marks the end, and the library's own token, are no part of a text
+        if byte in (0, END):
             continue
         # extend the last range if this byte follows it and leads to the same state
         first = byte

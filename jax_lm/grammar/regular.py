@@ -32,7 +32,7 @@ SUPPORTED_WORDS = (
     "minLength, oneOf, pattern, prefixItems, properties, required, type"
 )
 SUPPORTED = {*SUPPORTED_WORDS.split(", ")}
-# Of each of these groups, an expression follows one keyword, and would ignore the others.
+# Groups of keywords that exclude each other: an expression would follow one and ignore the rest.
 EXCLUSIVE = (
     "$ref anyOf const enum oneOf prefixItems properties",
     "format minLength pattern",

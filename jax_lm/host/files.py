@@ -85,6 +85,12 @@ def require_new(path: Path, name: str = "out"):
         raise ValueError(f"{name}={str(path)!r}: exists already, and nothing is overwritten")
 
 
+def require_elsewhere(folder: Path, source: Path | None):
+    """Raise ValueError if a model would be written over its source."""
+    if source is not None and folder.resolve() == source.resolve():
+        raise ValueError(f"{folder} is the source of this model: write to another folder")
+
+
 def output_folder(out: Path) -> Path:
     """Create the folder that a command writes to. Raises ValueError if that is not possible."""
     require_writable(out)

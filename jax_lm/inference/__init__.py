@@ -170,11 +170,10 @@ class DiffuCoderInference:
 
     def require_tokenizer(self):
         """Raise TokenizerError unless the tokenizer belongs to the model."""
-        size = self.config.vocab_size
         if self.is_autoregressive:
-            self.tokenizer.require_vocabulary(size)
+            self.tokenizer.require_vocabulary(self.config.vocab_size)
         else:
-            self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=size)
+            self.tokenizer.require_ids(self.config)
 
     def adapted(self, name: str, adapter: StoredAdapter) -> Sampler:
         """Return a sampler of the model with an adapter; both have the same arrays."""

@@ -28,8 +28,9 @@ from jaxtyping import Array, Float, Int
 
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
-from jax_lm.checkpoints.description import require_elsewhere, write_description
+from jax_lm.checkpoints.description import write_description
 from jax_lm.config import DreamConfig, Fields, invert, set_dtype, translate
+from jax_lm.host.files import require_elsewhere
 from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.layers import (

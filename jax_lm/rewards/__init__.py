@@ -133,9 +133,7 @@ def import_module_or_file(name: str) -> ModuleType:
     return module
 
 
-def weighted_sum(
-    weights: Mapping[str, float], settings: Mapping[str, Fields] | None = None
-) -> WeightedSum:
+def weighted_sum(weights: Mapping[str, float], settings: Mapping[str, Fields] = {}) -> WeightedSum:
     """Return the weighted sum of rewards.
 
     Args:
@@ -145,7 +143,6 @@ def weighted_sum(
     Raises:
         ValueError: there is no such reward, or a reward with settings has no weight.
     """
-    settings = settings or {}
     if unused := settings.keys() - weights.keys():
         raise ValueError(
             f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}"

@@ -103,9 +103,10 @@ class WeightedSum:
                 completion, or a score is neither None nor a finite number.
         """
         check_lengths(len(completions), {"prompts": prompts, **columns})
-        parts = {}
-        for name, reward in self.rewards.items():
-            parts[name] = call_reward(name, reward, prompts, completions, columns)
+        parts = {
+            name: call_reward(name, reward, prompts, completions, columns)
+            for name, reward in self.rewards.items()
+        }
         return Scored([self.total(parts, columns, row) for row in range(len(completions))], parts)
 
     def total(self, parts: Mapping[str, Scores], columns: Columns, row: int) -> float | None:

@@ -22,7 +22,7 @@ from jaxtyping import Int
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from jax_lm.config import FAMILIES
+from jax_lm.config import FAMILIES, DreamConfig
 from jax_lm.tokenizer.byte_level import BYTES_OF_LETTERS, add_in_order, byte_level_bpe
 from jax_lm.tokenizer.files import (
     ADDED_TOKENS,
@@ -156,22 +156,22 @@ class DiffuCoderTokenizer:
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"tokenizer {str(folder)!r} cannot be read: {error}") from error
 
-    def require_ids(self, *, mask_token_id: int | None, vocab_size: int):
+    def require_ids(self, config: DreamConfig):
         """Raise TokenizerError unless this tokenizer belongs to a model with this configuration."""
         tokenizer = "has no mask token"
         if self.special.mask is not None:
             tokenizer = f"has {self.special.mask} at {self.mask_id}"
-        if mask_token_id is None:
+        if config.mask_token_id is None:
             raise TokenizerError(
                 f"config.json names no mask_token_id, and the tokenizer {tokenizer}: a masked-diffusion "
                 "model names it; convert an autoregressive one with diffucoder adapt"
             )
-        if self.special.mask is None or self.mask_id != mask_token_id:
+        if self.special.mask is None or self.mask_id != config.mask_token_id:
             raise TokenizerError(
-                f"tokenizer {tokenizer}, the model's mask_token_id is {mask_token_id}: this tokenizer "
-                "belongs to another model"
+                f"tokenizer {tokenizer}, the model's mask_token_id is {config.mask_token_id}: "
+                "this tokenizer belongs to another model"
             )
-        self.require_vocabulary(vocab_size)
+        self.require_vocabulary(config.vocab_size)
 
     def require_vocabulary(self, vocab_size: int):
         """Raise TokenizerError if this tokenizer has more tokens than a model."""

@@ -61,16 +61,17 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
         numbers = [n for values in ids for n in (values if isinstance(values, list) else [values])]
         by_id = [backend.id_to_token(n) for n in numbers if isinstance(n, int) and n >= 0]
         candidates = (names.get(f"{name}_token"), *by_id, *texts)
-        return [text for text in candidates if text and backend.token_to_id(text) is not None]
+        return (text for text in candidates if text and backend.token_to_id(text) is not None)
 
-    ends = find_texts("eos")
+    ends = tuple(find_texts("eos"))
     has_end = backend.token_to_id(END_OF_TEXT) is not None
-    mask, pad, begin = (
-        next(iter(texts), None)
-        for texts in (find_texts("mask", *implied), find_texts("pad"), find_texts("bos"))
+    return SpecialTokens(
+        mask=next(find_texts("mask", *implied), None),
+        end=END_OF_TEXT if has_end or not ends else ends[0],
+        pad=next(find_texts("pad"), None),
+        begin=next(find_texts("bos"), None),
+        stops=ends,
     )
-    end = END_OF_TEXT if has_end or not ends else ends[0]
-    return SpecialTokens(mask=mask, end=end, pad=pad, begin=begin, stops=tuple(ends))
 
 
 def read_token_names(folder: Path) -> dict[str, str]:

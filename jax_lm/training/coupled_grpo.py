@@ -97,8 +97,7 @@ class DiffuGRPOTrainer:
         self.best: dict[str, tuple[int, float, float]] = {}
 
         # What the policy learns from: prompts and rewards.
-        ids = {"mask_token_id": model.config.mask_token_id, "vocab_size": model.config.vocab_size}
-        tokenizer.require_ids(**ids)
+        tokenizer.require_ids(model.config)
         judges = rewards or weighted_sum(
             dict(zip(config.reward_funcs, config.reward_weights, strict=True))
         )

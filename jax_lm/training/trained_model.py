@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jax_lm.checkpoints.checksums import sha256
-from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LoraConfig, NamedBase, StoredAdapter
 from jax_lm.config import Fields
 from jax_lm.data.expansion import Expansion
 from jax_lm.diffusion.variable_length import growth_of, named_expand_id
-from jax_lm.host.files import require_new, require_writable
+from jax_lm.host.files import require_elsewhere, require_new, require_writable
 from jax_lm.model_source import ModelSource
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -123,7 +122,7 @@ def choose_trained(
     # tokenizer and config, which must agree
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     config = DreamForCausalLM.read_config(found.folder)
-    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    tokenizer.require_ids(config)
     adapters = found.adapter.config if found.adapter else adapters
     if not adapters and DreamForCausalLM.is_int8(found.folder):
         raise ValueError(

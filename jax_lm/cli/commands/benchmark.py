@@ -19,14 +19,9 @@ from jax_lm.benchmark.experiment_report import (
     experiment_report,
 )
 from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
-from jax_lm.benchmark.parity import (
-    FILES,
-    check_parity,
-    check_training_parity,
-    read_golden,
-    read_recording,
-)
+from jax_lm.benchmark.parity import check_parity, read_golden, read_recording
 from jax_lm.benchmark.speed import measure_speed, speed_report
+from jax_lm.benchmark.training_parity import FILES, check_training_parity
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityCheck
 from jax_lm.config import SHAPES

@@ -7,7 +7,6 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig
 from jax_lm.cli.arguments.hosts import Hosts
 from jax_lm.cli.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, Sft
@@ -16,7 +15,7 @@ from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.samples import open_samples
 from jax_lm.data.sources import require_whole
 from jax_lm.host import distributed, interruption, terminal
-from jax_lm.host.files import require_new, require_writable, write_json_whole
+from jax_lm.host.files import require_elsewhere, require_new, require_writable, write_json_whole
 from jax_lm.model_source import find_model, is_instruct
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -159,7 +158,7 @@ def run_adapt(arguments: Adapt) -> int:
     config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
     if settings.loss.block_length is not None:
         config = config.with_blocks(settings.loss.block_length)
-    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    tokenizer.require_ids(config)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     # data
     rows, digest, refused = open_samples(
