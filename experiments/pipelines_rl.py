@@ -2,7 +2,7 @@
 
     python experiments/pipelines_rl.py docs/results/pipelines/counts.json
 
-The first 112 prompts of the test file (one greedy answer, one at temperature 1) and 64 held-out tasks
+The 300 prompts of the test file (one greedy answer, one at temperature 1) and 64 held-out tasks
 of the corpus (greedy), decoded as in training. Counts go to the file by the run's name, and
 the table is computed from them; intervals hold 95 % of 10,000 draws of prompts and seeds.
 """
@@ -27,7 +27,7 @@ from jax_lm.training.prompt_set import PromptSet
 START = "start"
 ARMS = ("old", "new", "shuffled", "coupled", "sft")
 MEASURES = ("sampled", "greedy", "old tasks")
-MAX_PROMPT, TESTED, OLD_TASKS = 96, 112, 64
+MAX_PROMPT, TESTED, OLD_TASKS = 96, 300, 64
 CURVES = (
     "reward",
     "eval_reward",

@@ -1,0 +1,270 @@
+"""Make the samples that adapt Qwen2.5-Coder-0.5B to blocks: prompts from code that a Python
+installation has, answers by the model itself.
+
+    python experiments/adaptation.py prompts FOLDER
+    python experiments/adaptation.py answers FOLDER --model Qwen/Qwen2.5-Coder-0.5B-Instruct
+    python experiments/adaptation.py start FOLDER --model Qwen/Qwen2.5-Coder-0.5B-Instruct
+    python experiments/adaptation.py measure FOLDER --name 50-48 --model MODEL --tests HumanEval.jsonl.gz
+
+`prompts` writes signatures and docstrings of functions in the standard library and in installed
+packages under MIT, BSD, Apache or PSF licences. `answers` lets the model complete them, greedily
+and left to right, and keeps the functions that end and parse; a run that was ended goes on.
+`start` writes the model with a mask token and attention in blocks, and its weights as they are.
+`measure` writes pass@1 and tokens per forward pass on HumanEval. A forward pass counts for an answer
+if it decided a token of it, as those of a batch of one would.
+experiments/adaptation.sh trains and measures; the protocol is docs/results/adaptation.
+"""
+
+import ast
+import gzip
+import json
+import random
+import re
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from jax_lm.evaluation.attempts import COMPLETION, Evaluator, execute_attempts, problem_executor
+from jax_lm.evaluation.problems import FUNCTION_STOPS, suite_problems
+from jax_lm.host.declared import Positional, run_main
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.results import Generation
+from jax_lm.templates import Template
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|PSF|Python Software Foundation)\b", re.IGNORECASE)
+DOCSTRING_LENGTHS = range(40, 500)
+PROMPT_TOKENS, NEW_TOKENS, BATCH, MEASURED = 128, 96, 64, 12
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Yield the name of a licence, and a file under it."""
+    standard = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(standard.rglob("*.py")):
+        if "site-packages" not in path.parts and "test" not in str(path.relative_to(standard)):
+            yield "PSF", path
+    for distribution in metadata.distributions():
+        fields = distribution.metadata
+        said = [fields.get("License-Expression") or fields.get("License") or ""]
+        said += [line for line in fields.get_all("Classifier") or () if line.startswith("License")]
+        licence = PERMISSIVE.search(" ".join(said)[:500])
+        if licence is None or fields["Name"] == "jax-diffucoder":
+            continue
+        for file in distribution.files or ():
+            if file.suffix == ".py" and "test" not in str(file):
+                yield licence[0].upper(), Path(str(distribution.locate_file(file)))
+
+
+def headers(path: Path) -> Iterator[str]:
+    """Yield signature and docstring of the public functions of a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring is None or len(docstring) not in DOCSTRING_LENGTHS or len(node.body) < 2:
+            continue
+        # def f(x):          line 1
+        #     """Say."""     line 2: the docstring's node ends here
+        #     return x
+        end = node.body[0].end_lineno
+        header = "\n".join(text.splitlines()[node.lineno - 1 : end]) + "\n"
+        # "def f(): pass" on one line, or code behind the docstring
+        if header.rstrip().endswith(('"""', "'''")) and header.startswith("def "):
+            yield header
+
+
+def write_prompts(folder: Path, tokenizer: DiffuCoderTokenizer, tests: tuple[Path, ...]) -> None:
+    """Write prompts.jsonl, in random order, without the tested tasks' names."""
+    tested: set[str] = set()
+    for path in tests:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            tested |= set(re.findall(r"def (\w+)\(", file.read()))
+    licences: Counter[str] = Counter()
+    found: dict[str, str] = {}
+    for licence, path in sources():
+        for header in headers(path):
+            name = header[4 : header.index("(")]
+            short = len(tokenizer.encode(header)) <= PROMPT_TOKENS
+            if short and name not in tested and header not in found:
+                found[header] = licence
+                licences[licence] += 1
+    prompts = sorted(found)
+    random.Random(0).shuffle(prompts)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    print(json.dumps({"prompts": len(prompts), "licences": licences, "names": len(tested)}))
+
+
+def is_over(answer: str) -> bool:
+    """Whether a function has ended: what follows is not indented."""
+    return any(stop in answer for stop in FUNCTION_STOPS)
+
+
+def body(prompt: str, answer: str) -> str | None:
+    """Return the body that an answer begins with; None if it does not end, or does not parse."""
+    ends = [answer.index(stop) for stop in FUNCTION_STOPS if stop in answer]
+    body = answer[: min(ends)] if ends else None
+    if not body or not body.strip():
+        return None
+    body = body.rstrip() + "\n"
+    try:
+        statements = ast.parse(prompt + body).body
+    except (SyntaxError, ValueError):
+        return None
+    return body if len(statements) == 1 and len(statements[0].body) > 1 else None
+
+
+def write_answers(folder: Path, model: str) -> None:
+    """Append the model's answers to answers.jsonl, a batch at a time."""
+    lines = (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    done, answers = folder / "answered.txt", folder / "answers.jsonl"
+    first = int(done.read_text()) if done.is_file() else 0
+    engine = DiffuCoderInference(model)
+    options = GenerationOptions(max_new_tokens=NEW_TOKENS, temperature=0.0)
+    for begin in range(first, len(prompts) - BATCH + 1, BATCH):
+        batch = prompts[begin : begin + BATCH]
+        templates = [Template.infilling(prompt, NEW_TOKENS, "") for prompt in batch]
+        decoded = engine.decode(templates, options, ends=[is_over] * BATCH)
+        kept = 0
+        with answers.open("a", encoding="utf-8") as file:
+            for prompt, row in zip(batch, decoded.rows, strict=True):
+                completion = row.text + ("\ndef " if row.stopped else "")
+                if (found := body(prompt, completion)) is not None:
+                    kept += 1
+                    file.write(json.dumps({"prompt": prompt, "response": found}) + "\n")
+        done.write_text(str(begin + BATCH))
+        print(f"{begin + BATCH}: kept {kept}, {decoded.forwards} forwards, {decoded.seconds:.1f} s")
+        sys.stdout.flush()
+
+
+def write_start(folder: Path, model: str, block_length: int) -> None:
+    """Write the model that training starts from: `adapt --block-length` before its first update."""
+    source = Path(model)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(source, adds_mask=True)
+    config = DreamForCausalLM.read_config(source)
+    config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
+    started = DreamForCausalLM.from_pretrained(source, dtype=jnp.bfloat16)
+    started.become(config.with_blocks(block_length))
+    started.save_pretrained(
+        folder / f"start-{block_length}", dtype="bfloat16", tokenizer=tokenizer, source=source
+    )
+
+
+def kept_tokens(tokenizer: DiffuCoderTokenizer, row: Generation, text: str) -> int:
+    """Return how many tokens of an answer write `text`, its beginning."""
+    # tokens "    return", " x", "\n", "def" and text "    return x" -> 2
+    count = 0
+    while count < len(row.token_ids):
+        if len(tokenizer.decode(list(row.token_ids[:count]))) >= len(text):
+            break
+        count += 1
+    return count
+
+
+def measure(
+    engine: DiffuCoderInference, tests: Path, limit: int, options: GenerationOptions
+) -> dict[str, Any]:
+    """Decode and judge problems of HumanEval; return the counts of each."""
+    problems, _ = suite_problems("humaneval", tests, limit)
+    executor = problem_executor("auto")
+    evaluator = Evaluator(engine=engine, executor=executor, options=options, batch_size=MEASURED)
+    drafts = sorted(evaluator.drafts(problems), key=lambda draft: draft.width)
+    found: dict[str, list] = {"name": [], "passed": [], "tokens": [], "passes": []}
+    for begin in range(0, len(drafts), MEASURED):
+        batch = drafts[begin : begin + MEASURED]
+        ends = [partial(COMPLETION.is_over, draft.attempt.problem) for draft in batch]
+        decoded = engine.decode([draft.templates[0] for draft in batch], options, ends=ends)
+        attempts = []
+        for draft, row in zip(batch, decoded.rows, strict=True):
+            problem = draft.attempt.problem
+            program = COMPLETION.program(problem, row.text)
+            attempts.append(replace(draft.attempt, program=program, completion=row.text))
+            count = kept_tokens(engine.tokenizer, row, problem.filling(row.text))
+            found["tokens"].append(count)
+            found["passes"].append(len(set(row.commit_step[:count])))
+        for attempt in execute_attempts(executor, attempts):
+            found["name"].append(attempt.problem.name)
+            found["passed"].append(int(attempt.passed))
+        tokens, passes = sum(found["tokens"]), sum(found["passes"])
+        print(
+            f"{len(found['name'])} of {len(drafts)}: {sum(found['passed'])} passed, {tokens} tokens "
+            f"in {passes} passes, {decoded.forwards} forwards, {decoded.seconds:.0f} s"
+        )
+        sys.stdout.flush()
+    return found
+
+
+def table(counts: dict[str, dict[str, list]]) -> str:
+    """Write the measures as rows of a table."""
+    lines = ["| measure | problems | passed | tokens per forward pass |", "|---|---|---|---|"]
+    for name, found in counts.items():
+        passed, total = sum(found["passed"]), len(found["passed"])
+        rate = sum(found["tokens"]) / sum(found["passes"])
+        lines.append(f"| {name} | {total} | {passed} ({passed / total:.1%}) | {rate:.2f} |")
+    return "\n".join(lines)
+
+
+def main(
+    stage: Positional[Literal["prompts", "answers", "start", "measure", "table"]],
+    folder: Positional[Path],
+    model: str = "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    tests: tuple[Path, ...] = (),
+    block_length: int = 4,
+    adapter: Path | None = None,
+    name: str = "base",
+    limit: int = 48,
+    threshold: float = 0.9,
+) -> None:
+    """Run one stage.
+
+    Args:
+        stage: what to write.
+        folder: for all that is written.
+        model: the base.
+        tests: files of test tasks, whose function names are left out.
+        block_length: of the model to start from.
+        adapter: of the measured model.
+        name: of the measure.
+        limit: number of problems, evenly spread.
+        threshold: probability above which a block commits a token.
+    """
+    if stage == "prompts":
+        write_prompts(folder, DiffuCoderTokenizer.from_pretrained(model), tests)
+    elif stage == "answers":
+        write_answers(folder, model)
+    elif stage == "start":
+        write_start(folder, model, block_length)
+    elif stage == "table":
+        print(table(json.loads((folder / "counts.json").read_text(encoding="utf-8"))))
+    else:
+        engine = DiffuCoderInference(model, adapter=adapter)
+        options = GenerationOptions(max_new_tokens=256, temperature=0.0)
+        if not engine.is_autoregressive:
+            commit = {"commit": "threshold", "threshold": threshold, "cache": "window"}
+            decoding = Decoding(block_length=engine.config.block_size, **commit)
+            options = replace(options, top_p=None, top_k=None, decoding=decoding)
+        found = measure(engine, tests[0], limit, options)
+        counts = folder / "counts.json"
+        stored = json.loads(counts.read_text()) if counts.is_file() else {}
+        counts.write_text(json.dumps(stored | {f"{name}-{limit}": found}) + "\n")
+
+
+if __name__ == "__main__":
+    run_main(main)
