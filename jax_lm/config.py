@@ -84,14 +84,11 @@ def pairs(table: str) -> Names:
 def read_families() -> tuple[Family, ...]:
     """Read the table of families."""
     table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
-    architectures = {
-        name: Architecture(**values) for name, values in table["architectures"].items()
-    }
-    families = []
-    for row in table["families"]:
-        types = {kind: architectures[name] for kind, name in row.pop("types").items()}
-        families.append(Family(types=types, **row))
-    return tuple(families)
+
+    def types(names: Names) -> Mapping[str, Architecture]:
+        return {kind: Architecture(**table["architectures"][name]) for kind, name in names.items()}
+
+    return tuple(Family(**row | {"types": types(row["types"])}) for row in table["families"])
 
 
 FAMILIES = read_families()
@@ -126,8 +123,7 @@ def find_family(
     marked = [row for row in rows if row.mark and row.mark in marks]
     fitting = [row for row in rows if (row.block_size is None) == (block_size is None)]
     # A Dream without a mask token is an incomplete Dream; a qwen2 is an autoregressive model.
-    is_diffusion = mask_token_id is not None
-    by_mask = [row for row in fitting if row.is_diffusion == is_diffusion]
+    by_mask = [row for row in fitting if row.is_diffusion == (mask_token_id is not None)]
     return (marked or by_mask or fitting or rows)[0]
 
 
@@ -216,52 +212,41 @@ class DreamConfig:
     model_type: str = "Dream"
 
     def __post_init__(self):
+        def require(name: str, holds: bool, rule: str):
+            if not holds:
+                raise ValueError(f"config {name}={getattr(self, name)!r}: must {rule}")
+
         # JSON's true and false are not numbers, although bool is a subclass of int.
-        for name in SIZES:
+        block = self.block_size
+        for name in SIZES if block is None else [*SIZES, "block_size"]:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"config {name}={value!r}: must be a positive integer")
-        if self.num_hidden_layers > MAX_LAYERS:
-            raise ValueError(
-                f"config num_hidden_layers={self.num_hidden_layers}: must be at most {MAX_LAYERS}"
-            )
+            require(name, type(value) is int and value > 0, "be a positive integer")
+        are_few = self.num_hidden_layers <= MAX_LAYERS
+        require("num_hidden_layers", are_few, f"be at most {MAX_LAYERS}")
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value < math.inf:
-                raise ValueError(f"config {name}={value!r}: must be a positive number")
-        if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(
-                f"config tie_word_embeddings={self.tie_word_embeddings!r}: must be true or false"
-            )
+            is_number = type(value) in (int, float)
+            require(name, is_number and 0 < value < math.inf, "be a positive number")
+        is_boolean = isinstance(self.tie_word_embeddings, bool)
+        require("tie_word_embeddings", is_boolean, "be true or false")
         # The rotary embedding splits a head into two halves, so its dimension must be even.
-        heads = f"num_attention_heads={self.num_attention_heads}"
-        groups = self.num_key_value_heads
-        if self.head_size is None and (
-            self.hidden_size % self.num_attention_heads or self.head_dim % 2
-        ):
-            raise ValueError(
-                f"config hidden_size={self.hidden_size}: "
-                f"must be {heads} times an even head dimension"
-            )
+        heads = self.num_attention_heads
+        shown = f"num_attention_heads={heads}"
         head = self.head_size
-        block = self.block_size
-        if head is not None and (type(head) is not int or head < 2 or head % 2):
+        if head is None:
+            is_even = not (self.hidden_size % heads or self.head_dim % 2)
+            require("hidden_size", is_even, f"be {shown} times an even head dimension")
+        elif type(head) is not int or head < 2 or head % 2:
             raise ValueError(f"config head_dim={head!r}: must be an even positive integer")
-        if block is not None and (type(block) is not int or block < 1):
-            raise ValueError(f"config block_size={block!r}: must be a positive integer")
-        if self.num_attention_heads % groups:
-            raise ValueError(f"config num_key_value_heads={groups}: must divide {heads}")
+        require("num_key_value_heads", heads % self.num_key_value_heads == 0, f"divide {shown}")
         # Special tokens.
         for name in ("mask_token_id", "expand_token_id"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 0 <= value < self.vocab_size):
-                raise ValueError(f"config {name}={value!r}: must be an id below {self.vocab_size}")
-        expand_id = self.expand_token_id
-        if expand_id is not None and expand_id in (self.mask_token_id, self.eos_token_id):
-            raise ValueError(
-                f"config expand_token_id={expand_id}: "
-                "must differ from mask_token_id and eos_token_id"
-            )
+            if (value := getattr(self, name)) is not None:
+                is_id = type(value) is int and 0 <= value < self.vocab_size
+                require(name, is_id, f"be an id below {self.vocab_size}")
+        if self.expand_token_id is not None:
+            is_own = self.expand_token_id not in (self.mask_token_id, self.eos_token_id)
+            require("expand_token_id", is_own, "differ from mask_token_id and eos_token_id")
         if (block is None) != (self.family.block_size is None):
             kind = "needs" if block is None else "has no"
             raise ValueError(f"config block_size={block}: {self.family.name} {kind} blocks")
@@ -310,14 +295,15 @@ class DreamConfig:
         """
         if self.block_size is not None:
             if length != self.block_size:
-                blocks = f"{self.block_size}, the blocks of {self.family.name}"
-                raise ValueError(f"block_length={length}: must be {blocks}, or not given")
+                raise ValueError(
+                    f"block_length={length}: must be {self.block_size}, the blocks of "
+                    f"{self.family.name}, or not given"
+                )
             return self
         if self.model_type not in BLOCK_TYPES:
-            known = ", ".join(BLOCK_TYPES)
             raise ValueError(
                 f"block_length={length}: must not be given for a model of type {self.model_type}; "
-                f"blocks are for {known}"
+                f"blocks are for {', '.join(BLOCK_TYPES)}"
             )
         return replace(self, model_type=BLOCK_TYPES[self.model_type], block_size=length)
 
@@ -338,10 +324,8 @@ class DreamConfig:
             ValueError: a size is missing, or a field is unknown or has an unsupported value.
         """
         kind = fields.get("model_type", "Dream")
-        classes = fields.get("architectures") or ()
-        blocks = fields.get("block_size")
-        marks = " ".join(filter(None, (*classes, name)))
-        family = find_family(kind, fields.get("mask_token_id"), blocks, marks)
+        marks = " ".join(filter(None, (*(fields.get("architectures") or ()), name)))
+        family = find_family(kind, fields.get("mask_token_id"), fields.get("block_size"), marks)
         architecture = family.types[kind]
         fields = {
             architecture.fields.get(name, name): value
@@ -372,19 +356,18 @@ class DreamConfig:
                 )
         if head_dim := fields.pop("head_dim", None):
             heads = fields.get("num_attention_heads")
-            hidden = fields.get("hidden_size")
-            fields["head_size"] = None if heads and head_dim == hidden / heads else head_dim
+            is_usual = heads and head_dim == fields.get("hidden_size") / heads
+            fields["head_size"] = None if is_usual else head_dim
         # Llama 3 lists several tokens that end a text; the tokenizer knows them all.
         if isinstance(ends := fields.get("eos_token_id"), list):
             fields["eos_token_id"] = ends[0] if ends else None
         # An unknown field may change the computation, so it is an error, not a warning.
-        if unknown := sorted(fields.keys() - cls.__dataclass_fields__.keys()):
+        known = cls.__dataclass_fields__
+        if unknown := sorted(fields.keys() - known.keys()):
             raise ValueError(
                 f"config field {unknown[0]!r} is not known and may change the model; not loading it"
             )
-        required = [
-            field.name for field in cls.__dataclass_fields__.values() if field.default is MISSING
-        ]
+        required = [name for name, each in known.items() if each.default is MISSING]
         if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         # JSON may have 1000000 for 1000000.0, which formats with types write differently.
@@ -398,10 +381,12 @@ class DreamConfig:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
         names = invert(self.architecture.fields)
         usual = ("hidden_act", "rope_scaling", "use_sliding_window")
-        fixed = {name: FIXED_FIELDS[name][0] for name in usual} | dict(self.architecture.fixed)
-        values = {names.get(name, name): value for name, value in fixed.items()}
-        classes = [self.family.classes[self.model_type]]
-        return {"architectures": classes} | values | self.to_published_fields()
+        fixed = {name: FIXED_FIELDS[name][0] for name in usual} | self.architecture.fixed
+        return {
+            "architectures": [self.family.classes[self.model_type]],
+            **{names.get(name, name): value for name, value in fixed.items()},
+            **self.to_published_fields(),
+        }
 
     def to_published_fields(self) -> Fields:
         """Return the fields of this configuration under the names of the published config.json."""
@@ -433,14 +418,12 @@ class DreamConfig:
             return {name: value for name, value in fields.items() if name in inert} | self.to_dict()
         # Only changed values are written, so that all other fields stay as the source has them.
         before = DreamConfig.from_dict(fields).to_published_fields()
-        changed = {
-            name: value
-            for name, value in self.to_published_fields().items()
-            if value != before.get(name)
-        }
+        for name, value in self.to_published_fields().items():
+            if value != before.get(name):
+                fields[name] = value
         if "embedding_size" in fields:
-            changed["embedding_size"] = self.vocab_size
-        return fields | changed
+            fields["embedding_size"] = self.vocab_size
+        return fields
 
 
 def set_dtype(fields: Fields, dtype: str) -> Fields:

@@ -58,10 +58,11 @@ def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
     built-in model has that token too, but it completes text as well as it answers messages, so it
     counts as a base model.
     """
-    name = huggingface.published_name(folder)
+    if folder == BUILTIN_MODEL:
+        return False
+    is_named = "instruct" in huggingface.published_name(folder).lower()
     has_pad = tokenizer.backend.token_to_id(DIFFUSION_PAD) is not None
-    is_named = "instruct" in name.lower() and tokenizer.chat_template is not None
-    return folder != BUILTIN_MODEL and (has_pad or is_named)
+    return has_pad or (is_named and tokenizer.chat_template is not None)
 
 
 def find_model(
@@ -94,20 +95,22 @@ def find_model(
         return ModelSource(folder, base_name(model))
     # an adapter, on the given model or on the base that it names
     stored = find_adapter(adapter)
-    name = base_name(model) if model is not None else stored.base
-    if model is None and not (stored.base.name and stored.base.fingerprint):
-        raise ValueError(
-            f"adapter {str(adapter)!r} says that it was trained on {name}, which cannot be "
-            "verified: name the model as well"
-        )
-    try:
-        folder = huggingface.resolve(model) if model is not None else base_folder(name)
-    except CheckpointError as error:
-        if model is not None:
-            raise
-        raise CheckpointError(
-            f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
-        ) from None
+    if model is not None:
+        name = base_name(model)
+        folder = huggingface.resolve(model)
+    else:
+        name = stored.base
+        if not (name.name and name.fingerprint):
+            raise ValueError(
+                f"adapter {str(adapter)!r} says that it was trained on {name}, which cannot be "
+                "verified: name the model as well"
+            )
+        try:
+            folder = base_folder(name)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
+            ) from None
     source = ModelSource(folder, replace(name, fingerprint=None), stored)
     return source if allow_other_base else check_base(source)
 
@@ -127,11 +130,10 @@ def find_adapters(
     """
     if source.adapter and places:
         raise ValueError("adapter, adapters: give one of them")
-    adapters = {}
-    for name, place in places.items():
-        adapters[name] = find_adapter(place)
+    adapters = {name: find_adapter(place) for name, place in places.items()}
+    for adapter in adapters.values():
         # The new source holds the model's fingerprint, which takes long to compute.
-        source = check_base(replace(source, adapter=adapters[name]))
+        source = check_base(replace(source, adapter=adapter))
     return adapters
 
 
@@ -160,15 +162,15 @@ def check_base(source: ModelSource) -> ModelSource:
             )
         return replace(source, name=base)
     # Two different hub ids are two models, while a folder may hold the weights of any model.
-    hub_ids = [
-        base.name
+    hub_ids = {
+        base.name.casefold()
         for base in (expected, source.name)
         if base.name and huggingface.HUB_ID.fullmatch(base.name)
-    ]
-    if len(hub_ids) == 2 and hub_ids[0].casefold() != hub_ids[1].casefold():
-        advice = "if these are the same weights, name a folder that holds them"
+    }
+    if len(hub_ids) == 2:
         raise CheckpointError(
-            f"{adapter} was trained on {expected}, not on {source.name}; {advice}"
+            f"{adapter} was trained on {expected}, not on {source.name}; if these are the same "
+            "weights, name a folder that holds them"
         )
     logger.warning(
         "%s says that it was trained on %s; it cannot be verified that this is %s",
@@ -183,8 +185,9 @@ def base_name(model: FolderOrHubId | None) -> NamedBase:
     """Return how an adapter refers to a model: by a hub id, an absolute path or `builtin`."""
     if model is None:
         return NamedBase(BUILTIN_NAME)
-    if Path(model).expanduser().exists():
-        return NamedBase(str(Path(model).expanduser().absolute()))
+    path = Path(model).expanduser()
+    if path.exists():
+        return NamedBase(str(path.absolute()))
     hub_id = huggingface.HUB_ID.fullmatch(str(model))
     return NamedBase(hub_id["repo"], hub_id["revision"]) if hub_id else NamedBase(str(model))
 

@@ -10,7 +10,7 @@
 import difflib
 import reprlib
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import ceil, inf
 from operator import index
@@ -120,10 +120,11 @@ def require(rule: str, holds: Callable[[float], bool], config, *names: str):
         *names: names of the settings.
     """
     for name in names:
-        value = getattr(config, name)
-        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if (value := getattr(config, name)) is None:
+            continue
+        numbers = value if isinstance(value, tuple) else (value,)
         try:
-            is_held = all(map(holds, numbers)) and bool(numbers or value is None)
+            is_held = numbers and all(map(holds, numbers))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}={value!r:.80}: {rule}; {error}") from error
         if not is_held:
@@ -294,8 +295,9 @@ class Decoding:
     @property
     def is_pipelined(self) -> bool:
         """Whether several blocks are filled at once."""
-        given = any(getattr(self, name) is not None for name in PIPELINE_SETTINGS)
-        return given or self.cache == "causal"
+        return self.cache == "causal" or any(
+            getattr(self, name) is not None for name in PIPELINE_SETTINGS
+        )
 
     def within_blocks(self, size: int | None, family: str) -> "Decoding":
         """Return these settings for a model that attends by blocks: to a block and those before it.
@@ -417,11 +419,10 @@ class GenerationOptions:
         self.check_steps()
         self.check_draft()
         self.check_grammar()
-        if self.decoding.is_pipelined:
-            is_causal = self.decoding.cache == "causal"
-            require_only(
-                self, WITHOUT_VARIANTS, WITH_CAUSAL if is_causal else f"with {ACTIVE_BLOCKS}"
-            )
+        if self.decoding.cache == "causal":
+            require_only(self, WITHOUT_VARIANTS, WITH_CAUSAL)
+        elif self.decoding.is_pipelined:
+            require_only(self, WITHOUT_VARIANTS, f"with {ACTIVE_BLOCKS}")
         if self.growth == "on":
             self.require_growable()
         if self.alg == P2:
@@ -444,9 +445,9 @@ class GenerationOptions:
             )
         elif self.lookahead:
             # all commit rules but the first, `steps`
-            allowed = ", ".join(COMMIT_RULES[1:])
             raise ValueError(
-                f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
+                f"lookahead={self.lookahead}: needs a commit rule by probability: "
+                f"{', '.join(COMMIT_RULES[1:])}"
             )
 
     def check_draft(self):
@@ -499,7 +500,7 @@ class GenerationOptions:
     def with_settings(self, **settings) -> "GenerationOptions":
         """Return a copy with other settings, which may be settings of `decoding`."""
         # with_settings(top_k=5, cache="dual") replaces `top_k` here, and `cache` in `decoding`.
-        names = {field.name for field in fields(Decoding)} & settings.keys()
+        names = Decoding.__dataclass_fields__.keys() & settings.keys()
         inner = {name: settings.pop(name) for name in names}
         decoding = settings.pop("decoding", self.decoding)
         return replace(self, decoding=replace(decoding, **inner), **settings)

@@ -177,8 +177,8 @@ class DecidedRow:
         kept = []
         stops = 0
         # Columns [3, 4, 7] with numbers [0, 0, 1]: hole 0 is columns 3 and 4, hole 1 is column 7.
-        numbers = self.numbers[self.places]
         places = self.places
+        numbers = self.numbers[places]
         for number in dict.fromkeys(numbers.tolist()) if self.count is None else range(self.count):
             hole = places[numbers == number].tolist()
             ids = self.tokens[hole].tolist()
@@ -214,16 +214,15 @@ class DecidedRow:
         open_places = places[masked[places]]
         settled = places[places < open_places[0]] if len(open_places) else places
         # A character may still lack its last bytes.
-        text = tokenizer.decode_until_stop(self.tokens[settled].tolist()).rstrip(
-            "\ufffd" if len(open_places) else ""
-        )
         return DenoisingEvent(
             row=number,
             step=step,
             positions=tuple((np.flatnonzero(fresh) - places[0]).tolist()),
             token_ids=tuple(self.tokens[fresh].tolist()),
             confidence=tuple(self.confidence[fresh].tolist()),
-            text=text,
+            text=tokenizer.decode_until_stop(self.tokens[settled].tolist()).rstrip(
+                "\ufffd" if len(open_places) else ""
+            ),
             is_last=not len(open_places),
         )
 
@@ -238,5 +237,4 @@ def read_rows(layout: tuple, state) -> Iterator[DecidedRow]:
     _, holes, numbers, counts, stopped = layout
     arrays = map(np.asarray, (state.tokens, state.confidence, state.commit_step))
     absent = [None] * len(holes)
-    rows = zip(holes, numbers, *arrays, counts or absent, stopped or absent, strict=True)
-    return (DecidedRow(*row) for row in rows)
+    return map(DecidedRow, holes, numbers, *arrays, counts or absent, stopped or absent)

@@ -32,19 +32,21 @@ ROW_AXES = ("data", "fsdp")
 # Kernels are [out, in]. As in Megatron-LM, `tensor` splits the first kernels of attention and
 # feed-forward network by outputs and the last ones by inputs. So a device computes its heads and
 # channels alone, and each of the two blocks needs one sum over devices.
-SPLIT_OUTPUTS = PartitionSpec("tensor", "fsdp")
-SPLIT_INPUTS = PartitionSpec("fsdp", "tensor")
+SPLIT_OUTPUTS = ("tensor", "fsdp")
+SPLIT_INPUTS = ("fsdp", "tensor")
 
 FIRST_KERNELS = (
     "embed_tokens", "q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj",
     "lm_head",
 )  # fmt: skip
 LAST_KERNELS = ("o_proj", "down_proj")
-KERNELS: dict[str, PartitionSpec] = {
+KERNELS = {
     **dict.fromkeys(FIRST_KERNELS, SPLIT_OUTPUTS),
     **dict.fromkeys(LAST_KERNELS, SPLIT_INPUTS),
 }
 KEY_VALUE_KERNELS = ("k_proj", "v_proj")
+# Sizes of a model that each axis divides.
+DIVIDED = {"fsdp": ("hidden_size",), "tensor": ("hidden_size", "intermediate_size", "vocab_size")}
 # The layer and the parameter at the end of a path in either notation:
 # model.layers.0.mlp.up_proj.weight or ['layers'][0]['mlp']['up_proj']['weight']. In a layer with an
 # adapter, `base` comes between them.
@@ -112,9 +114,9 @@ class MeshShape:
         number of devices, because tensor=1 is always possible.
         """
         # 8 devices and 4 key/value heads: tensor=4,data=2, then tensor=2,data=4, then data=8
-        sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
-        shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in sizes)
-        return [shape for shape in shapes if not shape.obstacles(config)]
+        heads = config.num_key_value_heads
+        shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in divisors(devices))
+        return [each for each in shapes if not (heads % each.tensor or each.obstacles(config))]
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
@@ -169,13 +171,9 @@ class MeshShape:
 
     def obstacles(self, config: DreamConfig) -> list[str]:
         """Return a message for each size of the model that an axis does not divide."""
-        sizes_by_axis = {
-            "fsdp": ("hidden_size",),
-            "tensor": ("hidden_size", "intermediate_size", "vocab_size"),
-        }
         return [
             f"{axis}={getattr(self, axis)}: does not divide {name}={getattr(config, name)}"
-            for axis, names in sizes_by_axis.items()
+            for axis, names in DIVIDED.items()
             for name in names
             if getattr(config, name) % getattr(self, axis)
         ]
@@ -202,19 +200,19 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     names = LAST_NAMES.search(path)
     if names is None or names[1] not in KERNELS:
         return PartitionSpec()
-    spec = KERNELS[names[1]]
+    outputs, inputs = KERNELS[names[1]]
     # A head is never split: attention with half a head per device would need a further sum over
     # devices in each layer.
     if names[1] in KEY_VALUE_KERNELS and config.num_key_value_heads % shape.tensor:
-        spec = PartitionSpec(None, "fsdp")
-    # A bias or a scale has one number per output, so it is split like the first axis of the kernel.
-    spec_by_parameter = {
-        "weight": spec,
-        "group_scale": PartitionSpec(spec[0], None),
-        "lora_a": PartitionSpec(None, spec[1]),
-        "lora_b": PartitionSpec(spec[0], None),
+        outputs = None
+    axes = {
+        "weight": (outputs, inputs),
+        "group_scale": (outputs, None),
+        "lora_a": (None, inputs),
+        "lora_b": (outputs, None),
     }
-    return spec_by_parameter.get(names[2], PartitionSpec(spec[0]))
+    # A bias or a scale has one number per output, so it is split like the first axis of the kernel.
+    return PartitionSpec(*axes.get(names[2], (outputs,)))
 
 
 def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
@@ -265,7 +263,7 @@ def first_device(mesh: Mesh | None) -> Any:
 
 def row_devices(mesh: AnyMesh | None) -> int:
     """Return the number of devices that split the rows of a batch, if it divides their number."""
-    return 1 if mesh is None else prod(mesh.shape[axis] for axis in ROW_AXES)
+    return MeshShape.of(mesh).parts(ROW_AXES)
 
 
 def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:

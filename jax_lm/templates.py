@@ -77,17 +77,17 @@ class Template:
             ValueError: several holes, or text after the hole and a tokenizer without gap tokens.
         """
         # ("a", 8, "b") -> ("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>", 8)
-        before = "" if isinstance(self.parts[0], int) else self.parts[0]
-        after = "".join(str(part) for part in self.parts[2:])
         if len(self.lengths) > 1:
             raise ValueError(f"{len(self.lengths)} holes: must be one, {LEFT_TO_RIGHT_ONLY}")
+        texts = [part for part in self.parts if isinstance(part, str)]
+        before = "" if isinstance(self.parts[0], int) else texts.pop(0)
+        after = "".join(texts)
+        # A prompt without a token has no row to predict from.
+        prompt = before or tokenizer.special.end
         if after:
             gap_ids(tokenizer)
-        prefix, suffix, middle = GAP_TOKENS
-        # A prompt without a token has no row to predict from.
-        prompt = (
-            f"{prefix}{before}{suffix}{after}{middle}" if after else before or tokenizer.special.end
-        )
+            prefix, suffix, middle = GAP_TOKENS
+            prompt = f"{prefix}{before}{suffix}{after}{middle}"
         return Template.completion(prompt, *self.lengths)
 
     @property

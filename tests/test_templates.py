@@ -19,6 +19,13 @@ def test_parts_are_encoded_apart(engine):
     assert holes == [0] * len(before) + [1, 1] + [0] * len(after)
 
 
+def test_text_after_a_hole_at_the_beginning_is_not_lost(engine):
+    template = Template((8, "b"))
+    # the built-in model has no gap tokens, between which an autoregressive model would read it
+    with pytest.raises(ValueError, match="text after a hole"):
+        template.left_to_right(engine.tokenizer)
+
+
 def test_candidate_lengths():
     assert candidate_lengths(20, None) == [20]
     assert candidate_lengths(20, 5) == [5]

@@ -34,7 +34,7 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
     # options that are typed
     prog = f"diffucoder {command}"
     recipe = {}
-    given = typed = read_words(kind, words, prog)
+    typed = read_words(kind, words, prog)
     # options of the recipe, except those that typed options exclude
     if path := typed.get("config"):
         try:
@@ -44,11 +44,11 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
         for group in getattr(kind, "EXCLUSIVE", ()):
             if not typed.keys().isdisjoint(group):
                 recipe = {name: recipe[name] for name in recipe if name not in group}
-        # typed options win
-        given = recipe | typed
+    # typed options win
+    given = recipe | typed
     # "builtin" is the default of commands whose model may be None
     if given.get("model") == "builtin" and find_option(kind, "--model", prog)[0].takes_none:
-        given = given | {"model": None}
+        given["model"] = None
     try:
         # options that follow from others, unless they are given
         if implied := getattr(kind, "implied", None):

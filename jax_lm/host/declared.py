@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from jax_lm.config import pairs
+from jax_lm.config import Fields, pairs
 
 T = TypeVar("T")
 # Type of a field that may be given without its name.
@@ -41,8 +41,6 @@ SYNONYMS = pairs("""
     --packing                      --packed
 """)
 
-# Values by the name of a field or parameter.
-Values = dict[str, Any]
 # A dataclass, or a function.
 Program = Any
 
@@ -136,7 +134,7 @@ class Option:
             return self.convert(texts[0])
         # a flag without a text is "true"
         if (state := "".join(texts).lower() or "true") not in SWITCHES:
-            rule = f"true or false{' or none' if self.takes_none else ''}"
+            rule = "true or false or none" if self.takes_none else "true or false"
             raise ValueError(f"{self.name} {texts[0]!r:.80}: must be {rule}")
         # --no-watch true is False
         return SWITCHES[state] is not is_negated
@@ -196,17 +194,13 @@ def signature_of(kind: Program, base=None) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def docstring(kind: Program) -> str:
-    return inspect.cleandoc(kind.__doc__ or "")
-
-
 def options_in(kind: Program, base, group: tuple[str, str]) -> Iterator[Option]:
     """Yield the options of a dataclass or function, those of nested dataclasses last."""
     nested = []
     # help by name; "batch, canvas: sizes" describes two fields
     texts = {
         name: " ".join(text.split())
-        for names, text in ATTRIBUTE.findall(docstring(kind))
+        for names, text in ATTRIBUTE.findall(inspect.getdoc(kind) or "")
         for name in names.split(", ")
     }
     for name, (hint, default) in signature_of(kind, base).items():
@@ -285,7 +279,7 @@ def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
     return names[name]
 
 
-def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
+def read_words(kind: Program, words: Sequence[str], prog: str) -> Fields:
     """Parse a command line into values by field.
 
     - `--max-new-tokens 8` and `--max_new_tokens=8` are the same.
@@ -300,7 +294,6 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
     rest = list(before_dashes(words))
     places = []
     given = {}
-    literal = words[len(rest) + 1 :]
     # one word, and the values that follow it
     while rest:
         match = WORD.fullmatch(word := rest.pop(0))
@@ -310,47 +303,39 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
         # --name=value has its value; --name takes words up to the next option
         option, is_negated = find_option(kind, match["name"], prog)
         texts = [] if match["value"] is None else [match["value"]]
-        limit = len(rest) if option.takes_many else 1
-        while (
-            match["value"] is None and rest and len(texts) < limit and not WORD.fullmatch(rest[0])
-        ):
+        limit = 0 if texts else len(rest) if option.takes_many else 1
+        while rest and len(texts) < limit and not WORD.fullmatch(rest[0]):
             # `--watch "a prompt"`: the next word is no value of the flag
             if option.is_flag and rest[0].lower() not in SWITCHES:
                 break
             texts.append(rest.pop(0))
         given[option.field] = option.value(texts, is_negated=is_negated)
     # words without a name, in order, for the positional arguments that are left
-    places += literal
-    free = [
-        option
-        for option in list_options(kind)
-        if option.is_positional and option.field not in given
-    ]
+    places += words[len(before_dashes(words)) + 1 :]
+    free = [o for o in list_options(kind) if o.is_positional and o.field not in given]
     if len(places) > len(free):
-        command = prog.removeprefix("diffucoder ")
-        rule = "takes no further argument; put a text with spaces in quotes"
-        raise ValueError(f"{places[len(free)]!r}: {command} {rule}")
-    return given | {
-        option.field: option.value([text]) for option, text in zip(free, places, strict=False)
-    }
+        raise ValueError(
+            f"{places[len(free)]!r}: {prog.removeprefix('diffucoder ')} takes no further argument; "
+            "put a text with spaces in quotes"
+        )
+    for option, text in zip(free, places, strict=False):
+        given[option.field] = option.value([text])
+    return given
 
 
-def build_arguments(kind: Program, given: Values, base=None) -> Values:
+def build_arguments(kind: Program, given: Fields, base=None) -> Fields:
     """Return the arguments of a dataclass or function, with instances of nested dataclasses."""
     # what is given wins; nested dataclasses are built from the same flat mapping
     arguments = {}
     for name, (hint, default) in signature_of(kind, base).items():
-        if name in given:
-            arguments[name] = given[name]
-        elif is_settings(hint):
-            # replace keeps the fields of the default instance that are not options
-            inner = build_arguments(hint, given, default)
-            build = partial(replace, default) if isinstance(default, hint) else hint
-            arguments[name] = build(**inner)
+        if is_settings(hint):
+            arguments[name] = hint(**build_arguments(hint, given, default))
+        elif (value := given.get(name, default)) is not REQUIRED:
+            arguments[name] = value
     return arguments
 
 
-def arguments_of(kind: Program, given: Values, prog: str) -> Values:
+def arguments_of(kind: Program, given: Fields, prog: str) -> Fields:
     """Return the arguments of a program from its options.
 
     Raises:
@@ -358,8 +343,9 @@ def arguments_of(kind: Program, given: Values, prog: str) -> Values:
     """
     missing = [o.name for o in list_options(kind) if o.is_required and o.field not in given]
     if missing:
-        command = prog.removeprefix("diffucoder ")
-        raise ValueError(f"{command} needs {', '.join(missing)}; see {prog} --help")
+        raise ValueError(
+            f"{prog.removeprefix('diffucoder ')} needs {', '.join(missing)}; see {prog} --help"
+        )
     return build_arguments(kind, given)
 
 
@@ -403,7 +389,8 @@ def help_text(kind: Program, prog: str) -> str:
     places = [o.name if o.is_required else f"[{o.name}]" for o in options if o.is_positional]
     needed = [f"{o.name} {o.metavar}" for o in options if o.is_required and not o.is_positional]
     # docstring before "Attributes:" or "Args:"; examples keep their lines
-    about = re.split(r"^(?:Attributes|Args):\n", docstring(kind), flags=re.MULTILINE)[0].strip()
+    text = inspect.getdoc(kind) or ""
+    about = re.split(r"^(?:Attributes|Args):\n", text, flags=re.MULTILINE)[0].strip()
     fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
     parts = (part if part.startswith("Example") else fill(part) for part in about.split("\n\n"))
     # an argument parser that only lays out the help
@@ -432,11 +419,11 @@ def help_text(kind: Program, prog: str) -> str:
             continue
         # "-m, --model"
         names = [*(short for short, name in SHORT.items() if name == option.long), option.long]
-        # a flag that is on needs the option that turns it off
-        if option.is_flag and option.default:
-            names.append(f"--no-{option.long[2:]}")
-        arguments: Values = (
-            {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
-        )
-        groups[option.group].add_argument(*names, help=text, **arguments)
+        shown: Fields = {"metavar": option.metavar}
+        if option.is_flag:
+            shown = {"action": "store_true"}
+            # a flag that is on needs the option that turns it off
+            if option.default:
+                names.append(f"--no-{option.long[2:]}")
+        groups[option.group].add_argument(*names, help=text, **shown)
     return parser.format_help()

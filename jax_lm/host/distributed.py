@@ -41,8 +41,10 @@ def start(
         try:
             jax.distributed.initialize()
         except (ValueError, RuntimeError) as error:
-            advice = "give coordinator, num_processes and process_id"
-            raise ValueError(f"multi_host: JAX detects no cluster ({error}); {advice}") from error
+            raise ValueError(
+                f"multi_host: JAX detects no cluster ({error}); give coordinator, num_processes and "
+                "process_id"
+            ) from error
 
 
 def require_shared(out: Path):

@@ -59,8 +59,10 @@ def require_local(path: Path, name: str = "out"):
     """Raise ValueError if a path is the URL of a bucket."""
     # Path turns gs://bucket/run into gs:/bucket/run
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
-        rule = "must be a local path; a bucket can be mounted as a folder"
-        raise ValueError(f"{name}={str(path)!r}: {rule} (for example by gcsfuse)")
+        raise ValueError(
+            f"{name}={str(path)!r}: must be a local path; a bucket can be mounted as a folder "
+            "(for example by gcsfuse)"
+        )
 
 
 def require_writable(out: Path, name: str = "out"):

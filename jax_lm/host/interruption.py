@@ -93,7 +93,7 @@ def interrupt(signum: int, frame: FrameType | None):
     During an import it ends the process at once, as a half-imported extension module would crash
     later.
     """
-    while frame is not None:
+    while frame:
         if frame.f_code.co_filename == IMPORT_FILE:
             exit_now(signum)
         frame = frame.f_back

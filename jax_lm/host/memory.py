@@ -1,5 +1,6 @@
 """The memory of this machine's devices: how much there is, and how much is free."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -29,10 +30,12 @@ def host_memory(name: str = "MemTotal") -> int | None:
     """Return a size of /proc/meminfo in bytes, at most what a container allows; None without one."""
     # "MemTotal:       24640000 kB"
     try:
-        lines = MEMINFO.read_text(encoding="ascii").splitlines()
-        size = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-    except (OSError, StopIteration):
+        match = re.search(rf"^{name}:\s+(\d+)", MEMINFO.read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:
+        match = None
+    if match is None:
         return None
+    size = int(match[1]) * 1024
     for limit, used in GROUPS:
         # "max" is no limit
         if Path(limit).is_file() and (text := Path(limit).read_text().strip()).isdigit():

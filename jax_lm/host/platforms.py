@@ -102,7 +102,7 @@ class QuietFinder(MetaPathFinder):
         if fullname.partition(".")[0] not in CUDA_LIBRARIES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and isinstance(spec.loader, ExtensionFileLoader):
+        if spec and isinstance(spec.loader, ExtensionFileLoader):
             spec.loader = QuietLoader(fullname, spec.loader.path)
         return spec
 
@@ -131,7 +131,7 @@ def admit_cuda_compiler():
     for name in CUDA_PLUGINS:
         module = sys.modules.get(f"jax_plugins.{name}")
         # Only a module made by `idle_plugin` has no spec.
-        if module is not None and module.__spec__ is None:
+        if module and module.__spec__ is None:
             del sys.modules[f"jax_plugins.{name}"]
 
 
@@ -148,7 +148,7 @@ def plugin_names() -> set[str]:
 
 def has_tpu(root: Path) -> bool:
     """Whether the machine has a TPU: a PCI device of Google that is neither disk nor network."""
-    for vendor in (root / "sys" / "bus" / "pci" / "devices").glob("*/vendor"):
+    for vendor in (root / "sys/bus/pci/devices").glob("*/vendor"):
         if read(vendor) == GOOGLE and not read(vendor.with_name("class")).startswith(OTHER_CLASSES):
             return True
     return False

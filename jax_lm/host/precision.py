@@ -58,8 +58,7 @@ def require_fp8(name: str, capability: Sequence[int]):
 def require_fp8_here():
     """Raise ValueError if the present accelerator cannot multiply fp8; a CPU uses bfloat16."""
     device = jax.devices()[0]
-    # "8.9"; a TPU has none, and that of an AMD GPU is no number
-    capability = str(getattr(device, "compute_capability", ""))
     if device.platform != "cpu":
-        numbers = capability.split(".") if re.fullmatch(r"\d+\.\d+", capability) else []
-        require_fp8(device.device_kind, [*map(int, numbers)])
+        # "8.9"; a TPU has none, and that of an AMD GPU is no number
+        match = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+        require_fp8(device.device_kind, [*map(int, match.groups())] if match else [])

@@ -67,20 +67,19 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
     if is_quiet():
         yield None
         return
-    if not shows_progress():
+    if not sys.stderr.isatty():
         with progress_lines(description, first_note) as report:
             yield report
         return
-    # description, bar, percentage, time that has passed and that is left, and note
-    columns = (
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True
+        TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        transient=True,
     ) as bar:
         task = bar.add_task(description, total=None, note=first_note)
 
@@ -160,9 +159,9 @@ def show_log():
     """Send log records of the library to standard error, and only warnings of its dependencies."""
     root = logging.getLogger()
     # absl installs a handler when Orbax is imported, and with a handler `basicConfig` does nothing.
-    ours = (logging.StreamHandler, CurrentStderr)
-    for handler in [handler for handler in root.handlers if type(handler) in ours]:
-        root.removeHandler(handler)
+    for handler in root.handlers[:]:
+        if type(handler) in (logging.StreamHandler, CurrentStderr):
+            root.removeHandler(handler)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[CurrentStderr()])
     logging.getLogger("jax").setLevel(logging.WARNING)
     silence_orbax()
@@ -235,15 +234,12 @@ def explain_failure(error: BaseException) -> str | None:
     # A full disk may be reported in the text of another exception only.
     if reason := next((text for text in DISK_FULL if any(text in str(e) for e in chain)), None):
         # of a copy that failed, the second name is the one that was written
-        files = (e.filename2 or e.filename for e in chain if isinstance(e, OSError))
-        path = next(filter(None, files), None)
+        files = [e.filename2 or e.filename for e in chain if isinstance(e, OSError)]
         # Failed writing: "/run/checkpoints/1/state": … No space left on device
-        quoted = (re.search(r'"(/[^"\n]*)"', str(e)) for e in chain)
-        path = path or next((match[1] for match in quoted if match), None)
-        return f"{reason}: {path or 'nothing more can be written'}"
+        files += re.findall(r'"(/[^"\n]*)"', "\n".join(map(str, chain)))
+        return f"{reason}: {next(filter(None, files), 'nothing more can be written')}"
     if isinstance(error, ModuleNotFoundError) and (extra := find_extra(error.name or "")):
-        install = f"pip install 'jax-diffucoder[{extra}]'"
-        return f"this needs {error.name}, which is not installed: {install}"
+        return f"this needs {error.name}, which is not installed: pip install 'jax-diffucoder[{extra}]'"
     # A FloatingPointError is about weights or a training that are no longer finite.
     if isinstance(error, ValueError | OSError | FloatingPointError):
         return str(error) or type(error).__name__
@@ -258,7 +254,7 @@ def explain_failure(error: BaseException) -> str | None:
 
 def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its cause, the cause of that, and so on."""
-    while error is not None:
+    while error:
         yield error
         error = error.__cause__ or error.__context__
 
@@ -266,11 +262,11 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 def find_extra(module: str) -> str | None:
     """Return the extra of this distribution that installs a module; `dev` only if no other does."""
     # A requirement looks like: uvicorn>=0.30; extra == "serve"
-    pattern = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
-    matches = filter(None, map(pattern.match, requires("jax-diffucoder") or ()))
+    requirements = "\n".join(requires("jax-diffucoder") or ())
+    extras = re.findall(r"""^([\w.-]+).*extra == ['"]([\w-]+)['"]""", requirements, re.MULTILINE)
     wanted = normalize_name(module.partition(".")[0])
-    extras = [match[2] for match in matches if normalize_name(match[1]) == wanted]
-    return min(extras, key=lambda extra: extra == "dev", default=None)
+    fitting = (extra for name, extra in extras if normalize_name(name) == wanted)
+    return min(fitting, key=lambda extra: extra == "dev", default=None)
 
 
 def normalize_name(name: str) -> str:

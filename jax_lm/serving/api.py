@@ -74,7 +74,7 @@ class ServerSettings:
     adapters: Mapping[str, str] = field(default_factory=dict)
     notice: str = ""
     logs_prompts: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Fields = field(default_factory=dict)
 
 
 class Server:

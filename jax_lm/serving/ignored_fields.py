@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from jax_lm.config import Fields
+
 FieldNames = tuple[str, ...]
 Neutral = dict[str, list[Any]]
 
@@ -79,7 +81,7 @@ class Part(BaseModel):
     """Further names of fields."""
 
     @staticmethod
-    def with_neutral(schema: dict[str, Any], kind: type["Part"]):
+    def with_neutral(schema: Fields, kind: type["Part"]):
         """Add the fields that the validator below accepts to the JSON schema."""
         # pydantic's schema does not know that null means "not given"
         properties = schema["properties"]

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jax_lm.config import Fields
 from jax_lm.serving.errors import Refusal
 from jax_lm.serving.ignored_fields import IGNORED, Ignored
 from jax_lm.serving.metrics import Metrics
@@ -320,7 +320,7 @@ class Guard:
 
         return receive_again
 
-    def record(self, scope: Scope, status: int, fields: dict[str, Any]):
+    def record(self, scope: Scope, status: int, fields: Fields):
         """Count the request and log it, without its content."""
         # The path is the route's pattern, not that of the request, so that there are few labels.
         path = getattr(scope.get("route"), "path", "other")

@@ -5,8 +5,9 @@ Knows neither HTTP nor the engine. A response is not stored.
 
 from collections.abc import Iterator, Sequence
 
+from jax_lm.config import Fields
 from jax_lm.serving.jobs import Event
-from jax_lm.serving.responses import AnswerFormat, Json, data
+from jax_lm.serving.responses import AnswerFormat, data
 
 
 class ResponsesFormat(AnswerFormat):
@@ -16,10 +17,10 @@ class ResponsesFormat(AnswerFormat):
     error_event = "error"
     sequence_number = 0
 
-    def whole(self, ends) -> Json:
+    def whole(self, ends) -> Fields:
         return self.response([end for end in ends if end.is_answer])
 
-    def response(self, ends: Sequence[Event] = ()) -> Json:
+    def response(self, ends: Sequence[Event] = ()) -> Fields:
         """Return the object of a response, with its messages once it has ended."""
         output_tokens = sum(len(end.tokens) for end in ends)
         is_cut = any(end.reason == "length" for end in ends)
@@ -52,7 +53,7 @@ class ResponsesFormat(AnswerFormat):
             "usage": usage if ends else None,
         }
 
-    def item(self, index: int, end: Event | None = None) -> Json:
+    def item(self, index: int, end: Event | None = None) -> Fields:
         """Return the message of a choice, empty until it has ended."""
         statuses = {None: "in_progress", "length": "incomplete"}
         return {
@@ -63,7 +64,7 @@ class ResponsesFormat(AnswerFormat):
             "content": [] if end is None else [self.part(end.text)],
         }
 
-    def part(self, text: str) -> Json:
+    def part(self, text: str) -> Fields:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def event(self, kind: str, **fields) -> str:
@@ -91,7 +92,7 @@ class ResponsesFormat(AnswerFormat):
             yield self.event("content_part.done", **place, part=self.part(event.text))
             yield self.event("output_item.done", output_index=index, item=self.item(index, event))
 
-    def place(self, index: int) -> Json:
+    def place(self, index: int) -> Fields:
         return {"item_id": self.item(index)["id"], "output_index": index, "content_index": 0}
 
     def closing(self) -> Iterator[str]:

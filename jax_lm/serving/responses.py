@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+from jax_lm.config import Fields
 from jax_lm.serving.jobs import Commit, Event, Request, TokenLogProb
 from jax_lm.serving.schemas import DecodingBody, Gap
-
-Json = dict[str, Any]
 
 # How the log-probabilities of a prompt were computed; a masked-diffusion model defines none.
 PROMPT_ESTIMATOR = "left to right: each token given those before it, the later ones masked"
@@ -21,14 +20,14 @@ PROMPT_ESTIMATOR = "left to right: each token given those before it, the later o
 COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
 
 
-def data(content: Json | str, event: str | None = None) -> str:
+def data(content: Fields | str, event: str | None = None) -> str:
     """Format a server-sent event."""
     # "event: done\ndata: {...}\n\n"; a blank line ends the event
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return (f"event: {event}\n" if event else "") + f"data: {text}\n\n"
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+def usage(prompt_tokens: int, completion_tokens: int) -> Fields:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -36,7 +35,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
+def completion_logprobs(tokens: Sequence[Commit], count: int) -> Fields:
     """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps.
 
     Args:
@@ -61,7 +60,7 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
     }
 
 
-def chat_logprobs(tokens: Sequence[Commit]) -> Json:
+def chat_logprobs(tokens: Sequence[Commit]) -> Fields:
     """Format log-probabilities of a message: OpenAI's objects, confidences and commit steps."""
 
     def describe(token: TokenLogProb):
@@ -181,19 +180,19 @@ class AnswerFormat:
         options = self.body.stream_options
         return options is not None and options.include_usage
 
-    def chunk(self, *choices: Json, total: Json | None = None) -> str:
+    def chunk(self, *choices: Fields, total: Fields | None = None) -> str:
         """Format a chunk of a stream; `usage`, if requested, is null until the last chunk."""
         chunk = self.frame | {"object": self.chunk_kind, "choices": choices}
         return data(chunk | {"usage": total} if self.with_usage else chunk)
 
-    def choice(self, index: int, end: Event) -> Json:
+    def choice(self, index: int, end: Event) -> Fields:
         return self.delta(index, self.choices[index].echo + end.text, end)
 
-    def delta(self, index: int, text: str, end: Event | None = None) -> Json:
+    def delta(self, index: int, text: str, end: Event | None = None) -> Fields:
         """Return more text of a choice, or its end with the log-probabilities of all tokens."""
         return self.frame_choice(index, {"text": text}, end)
 
-    def frame_choice(self, index: int, content: Json, end: Event | None) -> Json:
+    def frame_choice(self, index: int, content: Fields, end: Event | None) -> Fields:
         return {
             "index": index,
             **content,
@@ -201,7 +200,7 @@ class AnswerFormat:
             "logprobs": self.logprobs(index, end.tokens) if end else None,
         }
 
-    def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
+    def logprobs(self, index: int, tokens: Sequence[Commit]) -> Fields | None:
         count = self.body.logprobs
         scored = self.choices[index].scored
         if count is None:
@@ -217,7 +216,7 @@ class ChatFormat(AnswerFormat):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def choice(self, index, end) -> Json:
+    def choice(self, index, end) -> Fields:
         message = {"role": "assistant", "content": end.text, "refusal": None}
         return self.frame_choice(index, {"message": message}, end)
 
@@ -226,10 +225,10 @@ class ChatFormat(AnswerFormat):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk(self.frame_choice(index, {"delta": delta}, None))
 
-    def delta(self, index, text, end=None) -> Json:
+    def delta(self, index, text, end=None) -> Fields:
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
 
-    def logprobs(self, index, tokens) -> Json | None:
+    def logprobs(self, index, tokens) -> Fields | None:
         return None if self.body.wanted_logprobs is None else chat_logprobs(tokens)
 
 

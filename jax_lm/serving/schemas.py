@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from jax_lm.config import Fields
 from jax_lm.options import BLOCK_LENGTH, DEFAULTS, Decoding, GenerationOptions
 from jax_lm.serving.gaps import split_gap
 from jax_lm.serving.ignored_fields import NEUTRAL, UNREAD, Part, ignored
@@ -271,7 +272,7 @@ class DecodingBody(Part):
             return "fast"
         return default
 
-    def options(self, length: int, defaults: Mapping[str, Any]) -> GenerationOptions:
+    def options(self, length: int, defaults: Fields) -> GenerationOptions:
         """Return the options of an answer of this many tokens.
 
         Args:
@@ -321,7 +322,7 @@ class JsonSchema(Part):
 
     name: str = Field(min_length=1, max_length=200)
     description: str | None = Field(None, max_length=MAX_TEXT)
-    definition: dict[str, Any] = Field(alias="schema")
+    definition: Fields = Field(alias="schema")
     strict: bool = True
 
 

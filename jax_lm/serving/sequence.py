@@ -260,7 +260,7 @@ class Sequence:
     def next_block(self):
         """Begin the next block that has masks."""
         # a repair restarts at block 0: skip blocks that are already final
-        while self.masked.any() and self.is_between_blocks:
+        while self.masked.any() and not self.open.any():
             self.block += 1
             self.first_step = self.step
 

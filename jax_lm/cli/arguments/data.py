@@ -57,8 +57,11 @@ class NamedColumns:
     def given(self) -> Columns:
         """Pairs of our name and the data set's name, for each column that the user has named."""
         # only what differs from the default: (("text", "content"),) for --text-column content
-        names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        return tuple((name.removesuffix("_column"), getattr(self, name)) for name in names)
+        return tuple(
+            (field.name.removesuffix("_column"), column)
+            for field in fields(self)
+            if (column := getattr(self, field.name)) != field.default
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +80,10 @@ class ConversationColumns(NamedColumns):
 
     def __post_init__(self):
         if (self.prompt_column is None) != (self.response_column is None):
-            given = [f"{name}_column={column!r}" for name, column in self.given]
-            raise ValueError(f"{given[-1]}: prompt_column and response_column need each other")
+            name, column = self.given[-1]
+            raise ValueError(
+                f"{name}_column={column!r}: prompt_column and response_column need each other"
+            )
         if self.messages_column is not None and self.prompt_column is not None:
             raise ValueError(
                 f"messages_column={self.messages_column!r}: excludes prompt_column and response_column"

@@ -170,8 +170,9 @@ class Evaluate:
         if not is_named and (adapter := given.get("adapter")) is not None:
             file = Path(adapter).expanduser() / "adapter_config.json"
             is_named = not file.is_file() or '"builtin"' not in file.read_text()
-        is_long = is_named and not is_small
-        return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
+        if is_small:
+            return {"max_new_tokens": 144, "temperature": 0.0}
+        return {"max_new_tokens": 512 if is_named else 144, "temperature": 0.2}
 
     def __post_init__(self):
         require_at_most_one(self, "chat", "base", "canonical", "empty")
@@ -203,8 +204,6 @@ class Evaluate:
             raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
         # without random draws, further samples would be copies
         options = self.generation
-        draws = (
-            options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")
-        )
+        draws = options.temperature or options.alg_temp or options.alg in ("random", "origin")
         if self.n > 1 and not draws:
             raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

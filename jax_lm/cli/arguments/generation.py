@@ -92,7 +92,7 @@ class Generate:
                     f"> {self.out} writes it to a file"
                 )
             raise ValueError(f"prompts={self.prompts}: needs --out, a file for the answers")
-        if self.prompts is not None and any((self.watch, self.json, self.stats, self.only_new)):
+        if self.prompts and any((self.watch, self.json, self.stats, self.only_new)):
             raise ValueError(
                 "prompts: watch, json, stats and only_new are for one prompt; the file of answers is "
                 "JSONL already"
@@ -132,11 +132,11 @@ class Generate:
         # options that need a certain source
         if self.middle_length is not None and not self.infills:
             raise ValueError(f"middle_length={self.middle_length}: needs prefix or suffix")
-        if self.animation is not None and (self.watch or given not in ([], ["prompt"])):
-            raise ValueError("animation: works with a prompt, and without watch")
-        if self.animation is not None:
+        if self.animation:
+            if self.watch or given not in ([], ["prompt"]):
+                raise ValueError("animation: works with a prompt, and without watch")
             require_new(self.animation, "animation")
-        if self.chat and given and given[0] not in ("prompt", "prompts"):
+        if self.chat and given not in ([], ["prompt"], ["prompts"]):
             raise ValueError(f"chat: answers a prompt, not {given[0]}")
         if self.infills and (self.watch or self.stats):
             raise ValueError(
