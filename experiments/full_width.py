@@ -101,16 +101,15 @@ def fine_tuning(
     model = wide_model(tokenizer, weights, devices)
     trained = is_lora if weights == "lora" else lambda name: True
     graph, state = nnx.split(model)
-    params, drawn = nnx.to_pure_dict(state), batches(model.config.vocab_size)
+    params, others = partition(nnx.to_pure_dict(state), trained)
+    drawn = batches(model.config.vocab_size)
     loss = LossConfig(normalisation="sequence", remat=True)
     trainer = Trainer(
         masked_diffusion.diffusion_loss(graph, loss, tokenizer.mask_id),
-        partition(params, trained),
+        params,
         config,
         out=out,
-        frozen=in_dtype(
-            partition(params, lambda name: not trained(name)), config.compute_dtype or "float32"
-        ),
+        frozen=in_dtype(others, config.compute_dtype or "float32"),
     )
     return trainer, masked_diffusion.ByStep(lambda step: next(drawn))
 

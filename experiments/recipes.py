@@ -255,13 +255,11 @@ def training_program(
     else:
         loss, batch = diffusion_update(graph, model, settings, count)
     # shapes of the parameters: trained ones are float32 masters, all others are in the dtype
+    masters, others = partition(weights, trained)
     float32 = jax.eval_shape(
-        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree),
-        partition(weights, trained),
+        lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree), masters
     )
-    frozen = jax.eval_shape(
-        lambda tree: in_dtype(tree, dtype), partition(weights, lambda name: not trained(name))
-    )
+    frozen = jax.eval_shape(lambda tree: in_dtype(tree, dtype), others)
     transform = make_optimizer(training.optimizer, training.max_steps or steps)
     optimizer = jax.eval_shape(transform.init, float32)
     # the update itself, and its arguments with shardings

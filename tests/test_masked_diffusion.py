@@ -537,5 +537,8 @@ def test_samples_side_by_side_are_refused_where_they_would_see_each_other(shallo
 
 def test_partition_keeps_what_belongs():
     tree = {"layers": {0: {"a": 1, "b": 2}, 1: {"b": 3}}, "norm": {"b": 4}}
-    assert partition(tree, lambda name: name.endswith("a")) == {"layers": {0: {"a": 1}}}
-    assert partition(tree, lambda name: name == "layers.1.b") == {"layers": {1: {"b": 3}}}
+    chosen, others = partition(tree, lambda name: name.endswith("a"))
+    assert chosen == {"layers": {0: {"a": 1}}}
+    assert others == {"layers": {0: {"b": 2}, 1: {"b": 3}}, "norm": {"b": 4}}
+    chosen, _ = partition(tree, lambda name: name == "layers.1.b")
+    assert chosen == {"layers": {1: {"b": 3}}}

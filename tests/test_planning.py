@@ -428,8 +428,7 @@ def test_operations_of_a_gradient_are_those_of_its_program(all_weights):
         lora.add_lora(model, lora.LoraConfig(rank=1), seed=0)
     graph, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
-    ours = partition(params, lambda name: all_weights or lora.is_lora(name))
-    others = partition(params, lambda name: not (all_weights or lora.is_lora(name)))
+    ours, others = partition(params, lambda name: all_weights or lora.is_lora(name))
     tokens = jnp.zeros((2, 96), jnp.int32)
 
     def loss(ours):

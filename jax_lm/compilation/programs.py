@@ -130,14 +130,11 @@ def place_on(tree, shardings) -> Any:
 
     The shardings are a tree too, or a single one for all leaves.
     """
-    if isinstance(shardings, NamedSharding):
-        sharding = shardings
-        shardings = jax.tree.map(lambda _: sharding, tree)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
-    )
+
+    def place(leaf, sharding):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(place, tree, jax.tree.broadcast(shardings, tree))
 
 
 def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> StepProgram:
@@ -149,8 +146,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     def is_trained(name):
         return planned.lora_rank is None or lora.is_lora(name)
 
-    trained = partition(params, is_trained)
-    others = partition(params, lambda name: not is_trained(name))
+    trained, others = partition(params, is_trained)
     frozen = jax.eval_shape(partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
     loss, batch = UPDATE_INPUTS[planned.kind](graph, config, planned, mesh)
@@ -163,7 +159,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
         loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=shardings
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
-    masters, moments = map(place_on, (trained, optimizer), shardings)
+    masters, moments = place_on((trained, optimizer), shardings)
     placed_frozen = place_on(frozen, tree_shardings(frozen, config, mesh))
     return StepProgram(update, (masters, moments, placed_frozen, step, batch))
 
@@ -204,8 +200,7 @@ def make_sft_inputs(
         masks_per_query=is_adaptation,
         remat=True,
     )
-    mask_id = config.mask_token_id or 0
-    loss = masked_diffusion.diffusion_loss(graph.definition, settings, mask_id)
+    loss = masked_diffusion.diffusion_loss(graph.definition, settings, config.mask_token_id or 0)
 
     def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)

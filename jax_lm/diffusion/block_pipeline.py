@@ -33,7 +33,7 @@ from jax_lm.diffusion.step import (
     write,
 )
 from jax_lm.models.attention import attends_by_blocks
-from jax_lm.models.shapes import BatchCounts, Scalar, ScalarBool
+from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar, ScalarBool
 from jax_lm.options import LEFT_TO_RIGHT_ONLY
 
 # Fields of a row that a step changes.
@@ -44,6 +44,9 @@ DECIDED = ("tokens", "masked", "commit_step", "confidence")
 ROUNDING = 1e-4
 # The setting that selects this method, for error messages.
 CAUSAL = "cache='causal'"
+# A number, or a truth value, for each of the n blocks of a row.
+BlockCounts = Int[Array, "b n"]
+BlockFlags = Bool[Array, "b n"]
 
 
 class Pipeline(NamedTuple):
@@ -181,9 +184,8 @@ class BlockPipeline(Variant):
         decided, cache = mapped(state.rows(), seen, is_forced, starts, cache, canvas)
         decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
         state = self.end_texts(state._replace(**decided), inputs, config)
-        step = state.step + 1
-        forwards = state.forwards + 1
-        return state._replace(step=step, forwards=forwards, extra=following), cache
+        state = state._replace(step=state.step + 1, forwards=state.forwards + 1, extra=following)
+        return state, cache
 
     def end_texts(
         self, state: SamplerState, inputs: BatchInputs, config: StepConfig
@@ -192,11 +194,7 @@ class BlockPipeline(Variant):
         return state
 
     def advance_pipeline(
-        self,
-        pipeline: Pipeline,
-        masks: Int[Array, "b n"],
-        is_stopped: Bool[Array, "b"],
-        add_threshold: Scalar,
+        self, pipeline: Pipeline, masks: BlockCounts, is_stopped: BatchFlags, add_threshold: Scalar
     ) -> Pipeline:
         """Count the finished blocks, and begin the next block of each row where allowed.
 
@@ -298,18 +296,18 @@ class BlockPipeline(Variant):
         key_blocks = self.number(jnp.arange(present.shape[1]))
         return present[:, None] & attends_by_blocks(self.number(queries)[:, None], key_blocks[None])
 
-    def masks(self, masked: Bool[Array, "b t"]) -> Int[Array, "b n"]:
+    def masks(self, masked: Bool[Array, "b t"]) -> BlockCounts:
         """Count the masks of each block."""
         # start == 1, length == 2, masks [0, 0, 1, 1]: blocks [-1, 0, 0, 1] -> counts [1, 1]
         is_in_block = self.number(jnp.arange(masked.shape[1])) == jnp.arange(self.count)[:, None]
         return jnp.sum(masked[:, None] & is_in_block, axis=-1)
 
-    def is_filled(self, masks: Int[Array, "b n"], share: Scalar) -> Bool[Array, "b n"]:
+    def is_filled(self, masks: BlockCounts, share: Scalar) -> BlockFlags:
         """Return which blocks have at least this share of their columns decided."""
         sizes = jnp.asarray(self.sizes, jnp.float32)
         return sizes - masks + ROUNDING >= share * sizes
 
-    def is_forced(self, masks: Int[Array, "b n"], share: Scalar) -> Bool[Array, "b n"]:
+    def is_forced(self, masks: BlockCounts, share: Scalar) -> BlockFlags:
         """Return which blocks must decide a token.
 
         These are the first block, and each block after one that is filled to this share.

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
+from jax_lm.models.products import pick
 from jax_lm.models.shapes import (
     RowChoice,
     RowIds,
@@ -113,9 +114,9 @@ class SamplingParams(NamedTuple):
         # A rule that is off gets a number that turns it off, so that all rules share a program.
         numbers = {
             "temperature": as_float32(options.temperature),
-            "top_p": None if options.top_p is None else as_float32(options.top_p),
+            "top_p": as_float32(options.top_p),
             "top_k": None,
-            "min_p": None if options.min_p is None else as_float32(options.min_p),
+            "min_p": as_float32(options.min_p),
             "alg": np.int32(ALGS.index(options.alg)),
             "alg_temp": as_float32(options.alg_temp),
             "by_schedule": np.bool_(decoding.commit == "steps"),
@@ -142,9 +143,11 @@ class SamplingParams(NamedTuple):
         return self.alg == ALGS.index("origin")
 
 
-def as_float32(number: SupportsFloat) -> np.float32:
+def as_float32(number: SupportsFloat | None) -> np.float32 | None:
     """Convert a setting to float32; numbers beyond its range become the largest finite float32."""
-    return np.float32(min(float(number), float(np.finfo(np.float32).max)))
+    return (
+        None if number is None else np.float32(min(float(number), float(np.finfo(np.float32).max)))
+    )
 
 
 class TokenLogProbs(NamedTuple):
@@ -194,11 +197,7 @@ class Candidates(NamedTuple):
 
     def at(self, index: RowIds) -> RowChoice:
         """Return the token at an index of each row, and its log-probability."""
-        ids, log_probs = (
-            jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0]
-            for part in (self.ids, self.log_probs)
-        )
-        return ids, log_probs
+        return pick(self.ids, index), pick(self.log_probs, index)
 
     def likeliest(self) -> RowChoice:
         """Return the most likely token of each row, and its log-probability."""

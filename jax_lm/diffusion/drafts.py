@@ -43,7 +43,7 @@ from jax_lm.diffusion.step import (
     skip_idle,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import ScalarBool, ScalarInt
+from jax_lm.models.shapes import BatchFlags, ScalarBool, ScalarInt
 
 # Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
 SHARED: Any = BatchInputs._make((0, None, None))
@@ -208,14 +208,14 @@ class Drafts(Variant):
         return state, jax.tree.map(lambda part: part[:, 0], cache)
 
 
-def rows_open(rows: SamplerState, window: Window, config: StepConfig) -> Bool[Array, "b"]:
+def rows_open(rows: SamplerState, window: Window, config: StepConfig) -> BatchFlags:
     """Return which rows have a mask left in the block."""
     return jnp.any(
         jax.vmap(partial(block_columns, window=window, config=config))(rows.masked), axis=(1, 2)
     )
 
 
-def rows_going(rows: SamplerState, window: Window, config: StepConfig) -> Bool[Array, "b"]:
+def rows_going(rows: SamplerState, window: Window, config: StepConfig) -> BatchFlags:
     """Return which rows take another step."""
     return (
         rows_open(rows, window, config)
@@ -230,7 +230,7 @@ def advance_rows(
     cache: KVCache,
     inputs: BatchInputs,
     config: StepConfig,
-    going: Bool[Array, "b"],
+    going: BatchFlags,
     axes=0,
 ) -> StepCarry:
     """Advance the rows marked in `going`; the others are computed too, and stay as they are.

@@ -10,7 +10,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
+from jax_lm.diffusion.block_pipeline import BlockFlags, BlockPipeline, completed_region
 from jax_lm.diffusion.state import SamplerState, decided_stops
 from jax_lm.diffusion.step import Pass, Passes
 from jax_lm.options import ACTIVE_BLOCKS
@@ -31,8 +31,12 @@ class MultiBlock(BlockPipeline):
                 f"{ACTIVE_BLOCKS}: not with {config.family.name}, which attends by blocks"
             )
         region = completed_region(canvas, ACTIVE_BLOCKS)
-        length = decoding.block_length_in(region.length)
-        return cls(region.start, region.end, length, decoding.settings.active_blocks)
+        return cls(
+            region.start,
+            region.end,
+            decoding.block_length_in(region.length),
+            decoding.settings.active_blocks,
+        )
 
     @property
     def request(self) -> str:
@@ -46,7 +50,7 @@ class MultiBlock(BlockPipeline):
         """Return the keys that any query attends to: all that are present."""
         return present
 
-    def is_forced(self, masks, share) -> Bool[Array, "b n"]:
+    def is_forced(self, masks, share) -> BlockFlags:
         """Return which block must decide a token: the first one with masks.
 
         The published threshold has no effect here: all blocks before that one are finished.

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm.models.products import pick
 from jax_lm.models.shapes import (
     RowChoice,
     RowIds,
@@ -200,7 +201,7 @@ def nucleus(logits: RowLogits, weights: RowLogits, top_p: Scalar, needed: RowMas
 
 def border_where(which: Bool[Array, "..."], yes: Border, no: Border) -> Border:
     """Select borders row by row, like `jnp.where`."""
-    return Border(jnp.where(which, yes.value, no.value), jnp.where(which, yes.last, no.last))
+    return jax.tree.map(partial(jnp.where, which), yes, no)
 
 
 def border_among(
@@ -285,7 +286,7 @@ def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
 def drawn_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> RowChoice:
     """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
-    own = jnp.take_along_axis(sums, chunk[..., None], axis=-1)[..., 0]
+    own = pick(sums, chunk)
     before = jnp.sum(jnp.where(jnp.arange(sums.shape[-1]) < chunk[..., None], sums, 0.0), axis=-1)
     return chunk, jnp.clip((uniform * jnp.sum(sums, axis=-1) - before) / own, 0.0, 1 - 1e-6)
 
@@ -371,11 +372,8 @@ class Rows(NamedTuple):
         # The last chunk may reach beyond the vocabulary.
         logits = jnp.take_along_axis(self.logits, ids, axis=-1, mode="fill", fill_value=-jnp.inf)
         log_probs = self.log_probs(logits, ids)
-        index = inverse_cdf(jnp.exp(log_probs), rest)[..., None]
-        ids, log_probs = (
-            jnp.take_along_axis(part, index, axis=-1)[..., 0] for part in (ids, log_probs)
-        )
-        return ids, log_probs
+        index = inverse_cdf(jnp.exp(log_probs), rest)
+        return pick(ids, index), pick(log_probs, index)
 
     def margin(self) -> RowScores:
         """Return the probability of the most likely token minus that of the second."""

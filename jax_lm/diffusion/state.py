@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
 from jax_lm.models.shapes import (
+    BatchKeys,
     Mask,
     RowIds,
     RowLogits,
@@ -33,7 +34,7 @@ NEVER = np.iinfo(np.int32).max
 WORD = 2**32 - 1
 NOT_FINITE = "the model's logits are not finite: its weights or activations have become NaN or inf"
 # Seeds a batch: a number, or a key per row.
-Seed = int | Key[Array, "b"]
+Seed = int | BatchKeys
 
 
 # Example: prompt P Q and three holes, of which step 0 decided the first:
@@ -64,7 +65,7 @@ class SamplerState(NamedTuple):
     confidence: TokenValues
     step: ScalarInt
     forwards: ScalarInt
-    keys: Key[Array, "b"]
+    keys: BatchKeys
     logprobs: TokenLogProbs | None = None
     extra: Any = None
 
@@ -265,7 +266,7 @@ def seed_words(seed: int) -> Any:
     return np.array([seed >> 32 & WORD, seed & WORD], np.uint32)
 
 
-def row_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
+def row_keys(seed: int, numbers: Sequence[int]) -> BatchKeys:
     """Return a random key per row, which depends on the seed and the row's number alone."""
     fold_in = partial(jax.random.fold_in, jax.random.wrap_key_data(seed_words(seed)))
     return jax.vmap(fold_in)(np.array(numbers, np.int32))

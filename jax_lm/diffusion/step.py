@@ -480,8 +480,12 @@ def decide_tokens(
         # Those without the excluded token are stored; to store the others too would take a pass.
         logits = candidates.logits
     # draw and score
-    by_entropy = params.entropy_bound >= 0
-    entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
+    entropy = if_any(
+        params.entropy_bound >= 0,
+        lambda: row_entropy(logits, excluded_id),
+        jnp.zeros(shape),
+        config,
+    )
     proposal = draw_proposal(candidates, entropy, state, positions, params)
     logprobs = None
     tokens = proposal.tokens

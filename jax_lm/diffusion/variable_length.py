@@ -111,9 +111,11 @@ class VariableLength(Variant):
         """
         # An expansion costs one of the budget, and adds two masks to decide.
         masks = np.asarray(state.masked).sum(axis=1)
-        steps = np.int32((masks + 2 * np.asarray(state.extra.budget)).max())
-        ratios = np.ones(1, np.float32)
-        return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
+        return params._replace(
+            by_schedule=np.bool_(False),
+            steps=np.int32((masks + 2 * np.asarray(state.extra.budget)).max()),
+            ratios=np.ones(1, np.float32),
+        )
 
     def admit(self, logits, state, expand_id) -> RowLogits:
         """Set the logit of the token that expands to -inf in rows that may not grow.
@@ -269,14 +271,15 @@ def grows(
         ValueError: the options demand it, but checkpoint or templates do not allow it.
     """
     have_ends = all(template.has_end for template in templates)
-    if options.growth == "on" and growth is None:
-        raise ValueError(
-            f"growth='on': this checkpoint has no {EXPAND} token, which makes a hole grow"
-        )
-    if options.growth == "on" and not have_ends:
-        raise ValueError(
-            "growth='on': fills holes between texts; a completion has the length that is stated"
-        )
+    if options.growth == "on":
+        if growth is None:
+            raise ValueError(
+                f"growth='on': this checkpoint has no {EXPAND} token, which makes a hole grow"
+            )
+        if not have_ends:
+            raise ValueError(
+                "growth='on': fills holes between texts; a completion has the length that is stated"
+            )
     return options.growth != "off" and growth is not None and have_ends
 
 

@@ -143,12 +143,11 @@ class DiffuCoderInference:
             terminal.progress("loading") as report,
             explain_out_of_memory(self.config, self.planned, self.mesh_shape),
         ):
-            devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
                 folder,
                 dtype=self.dtype,
                 quantization=self.quantization,
-                mesh=devices,
+                mesh=self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None,
                 on_progress=report,
                 allow_nonfinite=allow_nonfinite,
             )
@@ -318,9 +317,8 @@ class DiffuCoderInference:
         decode = self.decode_shown if shows_progress else self.decode
         rows = decode(templates, options, seed=seed).rows
         read = self.tokenizer.decode
-        temperature = options.temperature
         return [
-            ReplayedText.of(row.text, Replay.of(prompt, row, read, temperature))
+            ReplayedText.of(row.text, Replay.of(prompt, row, read, options.temperature))
             for prompt, row in zip(prompts, rows, strict=True)
         ]
 
@@ -468,10 +466,11 @@ class DiffuCoderInference:
                     on_state(canvas, state)
             # read texts
             assert state
-            rows = tuple(self.generations(canvas, state))
-            forwards = int(state.forwards)
             return DecodedBatch(
-                rows, forwards, seconds=perf_counter() - start, compile_seconds=compiled()
+                tuple(self.generations(canvas, state)),
+                int(state.forwards),
+                seconds=perf_counter() - start,
+                compile_seconds=compiled(),
             )
 
     def stream(
@@ -576,8 +575,9 @@ class DiffuCoderInference:
         Raises:
             ValueError: a number below 1, or a length that exceeds the context.
         """
-        numbers = {"batch_sizes": tuple(batch_sizes), "seq_length": seq_length}
-        settings = SimpleNamespace(**numbers, num_iterations=num_iterations)
+        settings = SimpleNamespace(
+            batch_sizes=tuple(batch_sizes), seq_length=seq_length, num_iterations=num_iterations
+        )
         require_sizes(settings, "batch_sizes", "seq_length", "num_iterations")
         if seq_length > self.config.max_position_embeddings:
             raise ValueError(

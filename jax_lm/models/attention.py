@@ -326,10 +326,13 @@ def cudnn(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
 
 def call_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Call cuDNN's kernel, which takes [b, s, k, h] and a mask of each query, [b, 1, t, s]."""
-    keys = k.swapaxes(1, 2)
-    values = v.swapaxes(1, 2)
-    admitted = None if mask is None else mask[:, None]
-    return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
+    return jax.nn.dot_product_attention(
+        q,
+        k.swapaxes(1, 2),
+        v.swapaxes(1, 2),
+        mask=None if mask is None else mask[:, None],
+        implementation="cudnn",
+    )
 
 
 def merged_by_rows(function: Callable) -> Callable:

@@ -196,9 +196,11 @@ class DreamForCausalLM(nnx.Module):
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)
-        d = config.hidden_size
-        v = config.vocab_size
-        self.lm_head = None if config.tie_word_embeddings else DreamLinear(d, v, init=init)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else DreamLinear(config.hidden_size, config.vocab_size, init=init)
+        )
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int8, Real
+from jaxtyping import Array, Float, Int, Int8, Real, Shaped
 
 from jax_lm import sharding
 from jax_lm.checkpoints.stored import FP8, FP8_LIMIT
@@ -39,7 +39,6 @@ INT8_ROWS = 128
 SPLIT_ROWS = 8
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def product(
     a: Float[Array, "*z m i"],
     b: Float[Array, "*y n i"] | Int8[Array, "n i"],
@@ -59,6 +58,11 @@ def product(
         dtype: dtype of the result. A result that nothing else is added to is best rounded here:
             an accelerator's kernel then writes half of the bytes, and XLA launches none to round.
     """
+    return rounded_product(a, b, dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
     if b.dtype == jnp.int8:
         return int8_product(a, b)
     if b.dtype == FP8:
@@ -79,7 +83,7 @@ def product(
 
 
 def product_forward(a: Array, b: Array, dtype: DTypeLike) -> tuple[Array, Operands]:
-    return product(a, b, dtype), (a, b)
+    return rounded_product(a, b, dtype), (a, b)
 
 
 def product_backward(
@@ -105,7 +109,7 @@ def product_backward(
     return da.astype(a.dtype), db.astype(b.dtype)
 
 
-product.defvjp(product_forward, product_backward)
+rounded_product.defvjp(product_forward, product_backward)
 
 
 def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float[Array, "*z m o"]:
@@ -225,6 +229,12 @@ def take_rows(table: Table, ids: Tokens) -> Real[Array, "b t d"]:
     """
     ids, table = keep_in_loop(ids, table)
     return table[ids]
+
+
+def pick(values: Shaped[Array, "*b n"], index: Int[Array, "*b"]) -> Shaped[Array, "*b"]:
+    """Return the entry of each row at its index."""
+    # [[5, 6], [7, 8]] at [1, 0] -> [6, 7]
+    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
 def keep_in_loop(changing: Array, weight: Array) -> Operands:

@@ -4,7 +4,7 @@ Letters of shapes: b batch, t position, r row of the window that a step decides,
 """
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 Shape = tuple[int, ...]
 
@@ -30,6 +30,9 @@ RowChoice = tuple[RowIds, RowScores]
 
 BatchCounts = Int[Array, "b"]
 BatchValues = Float[Array, "b"]
+BatchFlags = Bool[Array, "b"]
+# A random key per row.
+BatchKeys = Key[Array, "b"]
 # Which positions s each position may attend to.
 PairMask = Bool[Array, "b t s"]
 

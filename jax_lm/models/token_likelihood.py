@@ -20,6 +20,7 @@ from jaxtyping import Array
 from jax_lm import sharding
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
+from jax_lm.models.products import pick
 from jax_lm.models.shapes import Tokens, TokenValues
 
 # Upper limit for the float32 logits that a device holds at once: 441 rows of a vocabulary of 152,064
@@ -45,8 +46,7 @@ def token_log_probs(model: DreamForCausalLM, hidden: Hidden, index: Tokens) -> T
     if blocks == 1:
         # All logits fit. Plain autodiff stores them, so the backward pass need not recompute them.
         logits = model.logits(hidden)
-        token_logits = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-        return token_logits - jax.nn.logsumexp(logits, axis=-1)
+        return pick(logits, index) - jax.nn.logsumexp(logits, axis=-1)
     graph, state = nnx.split(model.head)
     return log_probs_by_block(graph, blocks, nnx.to_pure_dict(state), hidden, index)
 
@@ -105,7 +105,7 @@ def log_probs_by_block_forward(
         )
         # Token i is column i // blocks of block i % blocks. What is gathered in another block means
         # nothing, and `where` drops it.
-        candidates = jnp.take_along_axis(logits, (index // blocks)[..., None], axis=-1)[..., 0]
+        candidates = pick(logits, index // blocks)
         return (larger, total, jnp.where(index % blocks == block, candidates, token_logits)), None
 
     zeros = jnp.zeros(index.shape, jnp.float32)

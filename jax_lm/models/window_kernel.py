@@ -18,6 +18,8 @@ from jax_lm.models.attention import KeyValues, Queries, WindowOperands, query_ma
 BLOCK = 64
 WARPS = 4
 LOWEST = float(jnp.finfo(jnp.float32).min)
+# The rows of one head.
+Tile = Float[Array, "t h"]
 
 
 def call(
@@ -77,7 +79,8 @@ def window_kernel(*refs: Any, groups: int):
     start, q, k, v, cos, sin = (ref[...] for ref in window)
     t, h = q.shape
     s = old_keys.shape[0]
-    q, k = (rotate_tile(x, cos, sin) for x in (q, k))
+    q = rotate_tile(q, cos, sin)
+    k = rotate_tile(k, cos, sin)
     # The heads that share keys compute the same cache; the first of them writes it.
     writes = pallas.program_id(1) % groups == 0
 
@@ -114,9 +117,7 @@ def window_kernel(*refs: Any, groups: int):
     output[...] = (y / total[:, None]).astype(q.dtype)
 
 
-def rotate_tile(
-    x: Float[Array, "t h"], cos: Float[Array, "t h"], sin: Float[Array, "t h"]
-) -> Float[Array, "t h"]:
+def rotate_tile(x: Tile, cos: Tile, sin: Tile) -> Tile:
     """Apply the rotary embedding: `window_attention.rotate` without cutting the tile."""
     h = x.shape[-1]
     i = jnp.arange(h)[:, None] - jnp.arange(h)

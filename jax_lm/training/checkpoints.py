@@ -57,8 +57,9 @@ class RunCheckpoints(AbstractContextManager):
         for path in folder.glob(PARTIAL) if jax.process_index() == 0 else ():
             shutil.rmtree(path)
         policy: Any = self
-        location = str(folder.absolute())
-        self.checkpointer = orbax.training.Checkpointer(location, preservation_policy=policy)
+        self.checkpointer = orbax.training.Checkpointer(
+            str(folder.absolute()), preservation_policy=policy
+        )
 
     def __exit__(self, *error: object):
         self.checkpointer.close()

@@ -113,9 +113,8 @@ class DiffuGRPOTrainer:
         # The weights of the policy: those that are trained, and the others.
         sampler = Sampler(model)
         weights = on_mesh(sampler.params, model.config, model.mesh)
-        params = partition(weights, trained)
+        params, self.others = partition(weights, trained)
         self.graph = sampler.graph
-        self.others = partition(weights, lambda name: not trained(name))
 
         # Settings that follow from the size of the model and from the devices.
         self.config = resolve_grpo(config, weight_count(weights), model.mesh)
@@ -286,7 +285,6 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
 
     Its masks follow from the keys of the batch, not from the key of the step.
     """
-    tolerance = RATIO_TOLERANCE[config.training.dtype]
 
     def loss(params, batch, key):
         assert batch.advantages is not None
@@ -297,7 +295,7 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
             batch.advantages,
             batch.rows.completion_mask,
             config.loss,
-            tolerance=tolerance,
+            tolerance=RATIO_TOLERANCE[config.training.dtype],
         )
 
     return loss

@@ -256,14 +256,10 @@ class GRPOConfig:
                 f"reward_weights={weights}: must have one weight per reward {rewards}, and these must differ"
             )
         # 8 prompts with 10 generations are 80 completions, which batches and parts must divide.
-        sizes = {
-            "generation_batch_size": self.generation_batch_size,
-            "gradient_accumulation_steps": self.training.gradient_accumulation_steps,
-        }
-        for name, size in sizes.items():
-            if self.completions % (size or 1):
-                rule = f"must divide {self.completions}, the completions that it splits"
-                raise ValueError(f"{name}={size}: {rule}")
+        rule = f"must divide {self.completions}, the completions that it splits"
+        require_divisor = partial(require, rule, lambda size: self.completions % size == 0)
+        require_divisor(self, "generation_batch_size")
+        require_divisor(self.training, "gradient_accumulation_steps")
 
     @property
     def completions(self) -> int:

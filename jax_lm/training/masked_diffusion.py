@@ -298,8 +298,7 @@ def train(
     where = log_setup(model.mesh, compute_dtype=config.dtype, remat=loss.remat)
     # trained weights, and the others in the compute dtype
     weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
-    params = partition(weights, trained)
-    others = partition(weights, lambda name: not trained(name))
+    params, others = partition(weights, trained)
     frozen = in_dtype(others, config.dtype)
     place = partial(
         place_rows,

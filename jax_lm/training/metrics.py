@@ -194,8 +194,13 @@ def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
 
     file = folder / "wandb.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    project = os.environ.get("WANDB_PROJECT", "diffucoder")
-    run = wandb.init(project=project, dir=str(folder), config=dict(config), resume="allow", **known)
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "diffucoder"),
+        dir=str(folder),
+        config=dict(config),
+        resume="allow",
+        **known,
+    )
     file.write_text(json.dumps({"id": run.id}) + "\n", encoding="utf-8")
     try:
         yield lambda step, metrics: run.log(dict(metrics), step=step)

@@ -51,9 +51,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.muon_learning_rate is None:
         return optax.chain(clip, optimizer)
-    muon_rate = schedule(config, steps, config.muon_learning_rate)
     muon = optax.contrib.muon(
-        muon_rate,
+        schedule(config, steps, config.muon_learning_rate),
         weight_decay=decay,
         weight_decay_mask=mask_decayed,
         # Kernels are [out, in], as in PyTorch, while optax assumes [in, out].

@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Scalar, Shape, Tokens
+from jax_lm.models.shapes import BatchKeys, BatchValues, ColumnInts, Mask, Scalar, Shape, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
@@ -82,11 +82,7 @@ WeightedMasks = tuple[Bool[Array, "n c"], Float[Array, "n"]]
 
 
 def forward_process(
-    keys: Key[Array, "b"],
-    tokens: Tokens,
-    completion_length: int,
-    mask_id: int,
-    estimator: Estimator,
+    keys: BatchKeys, tokens: Tokens, completion_length: int, mask_id: int, estimator: Estimator
 ) -> Copies:
     """Make the masked copies of rows.
 
@@ -112,7 +108,7 @@ def forward_process(
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, divisor)
 
 
-def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+def draw_masks(key: PRNGKeyArray, length: int, estimator: Estimator) -> WeightedMasks:
     """Draw the full mask and pairs of masks for a row, and their weights.
 
     The level is t ~ U(min, max), and m1 masks a token where u ~ U(0, 1) is below t. Source: section
@@ -139,7 +135,7 @@ def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> Weight
     return masked, weights[: estimator.copies]
 
 
-def draw_evidence_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+def draw_evidence_masks(key: PRNGKeyArray, length: int, estimator: Estimator) -> WeightedMasks:
     """Draw pairs of masks for a row of L tokens: l random tokens, and the other L - l.
 
     l is uniform on 0 to L. A copy with l masks has weight (L + 1) / l, because each l has
@@ -156,13 +152,13 @@ def draw_evidence_masks(key: Key[Array, ""], length: int, estimator: Estimator) 
     return masked, (length + 1) / jnp.maximum(jnp.sum(masked, axis=1), 1)
 
 
-def draw_ranks(key: Key[Array, ""], shape: Shape) -> Int[Array, "..."]:
+def draw_ranks(key: PRNGKeyArray, shape: Shape) -> Int[Array, "..."]:
     """Draw a random order of the positions along the last axis. Returns the rank of each."""
     # The numbers [.9, .1, .5, .3, .7] have the ranks [4, 0, 2, 1, 3].
     return jnp.argsort(jnp.argsort(jax.random.uniform(key, shape)))
 
 
-def draw_strata(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+def draw_strata(key: PRNGKeyArray, length: int, estimator: Estimator) -> WeightedMasks:
     """Divide the positions of a row at random into strata; copy j masks stratum j.
 
     The strata are as equal in size as possible: 5 positions in 2 strata are 3 and 2.

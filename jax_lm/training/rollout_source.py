@@ -228,9 +228,8 @@ class RolloutSource:
         # scoring: one compiled function for the old, reference and current policy
         self.score_rows = make_scorer(sampler.graph, sampler.mask_id, config)
         # sampling: from shapes only, because the policy's compute copy does not exist yet
-        shapes = jax.eval_shape(self.policy, params)
         sampler, shardings = place_sampler(
-            sampler, config.rollout_mesh, trained=params, policy=shapes
+            sampler, config.rollout_mesh, trained=params, policy=jax.eval_shape(self.policy, params)
         )
         self.rollouts = Rollouts(sampler, shardings, tokenizer, prompts, rewards, config)
         self.batches: list[PolicyBatch] = []
@@ -242,7 +241,7 @@ class RolloutSource:
     def draw(self, state: State) -> tuple[PolicyBatch, Metrics]:
         """Draw the batch of the next update, and metrics of the rollout if it begins one."""
         config = self.config
-        sync = self.config.ref_model_sync_steps
+        sync = config.ref_model_sync_steps
         # With num_iterations == 2, step 5 is the second update of rollout 2.
         number, iteration = divmod(state.step, config.num_iterations)
         # move the reference
@@ -303,13 +302,12 @@ class RolloutSource:
             self.make_rows(completions, number, update)
             for update in range(1, 1 + config.num_iterations)
         ]
-        # later iterations start from another policy than the one that sampled
-        old_policy = policy if config.num_iterations > 1 else None
         reference = self.policy(self.arrays) if self.arrays else None
         return [
             PolicyBatch(
                 masked,
-                None if old_policy is None else self.score_rows(old_policy, masked),
+                # later iterations start from another policy than the one that sampled
+                self.score_rows(policy, masked) if config.num_iterations > 1 else None,
                 None if reference is None else self.score_rows(reference, masked),
                 None,
             )

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.models.shapes import BatchCounts, HostMask, HostTokens, ScalarInt
+from jax_lm.models.shapes import BatchCounts, BatchKeys, HostMask, HostTokens, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import row_devices
@@ -98,10 +98,6 @@ class Rollout(NamedTuple):
         assert self.totals is not None
         return self.totals.astype(np.float32)
 
-    def append_rows(self, other: "Rollout") -> "Rollout":
-        """Append the rows of another rollout."""
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), self, other)
-
 
 class Rollouts:
     """Samples the completions of a run and judges them.
@@ -161,9 +157,8 @@ class Rollouts:
                 break
             # 3 missing: (3 - 1).bit_length() = 2, and 1 << 2 = 4
             count = min(self.config.prompts_per_step, 1 << (missing - 1).bit_length())
-            rollout = rollout.append_rows(
-                self.judge_rollout(self.draw_rollout(policy, number, draw, count))
-            )
+            added = self.judge_rollout(self.draw_rollout(policy, number, draw, count))
+            rollout = jax.tree.map(lambda *parts: np.concatenate(parts), rollout, added)
         return rollout
 
     def draw_rollout(
@@ -215,7 +210,9 @@ class Rollouts:
     def judge_rollout(self, rollout: Rollout) -> Rollout:
         """Reward the completions of a rollout."""
         start = monotonic()
-        rollout = judge_completions(self.rewards, rollout, self.config.num_generations)
+        rollout = judge_completions(
+            self.rewards, rollout.prompts, rollout.completions, self.config.num_generations
+        )
         self.seconds["reward_seconds"] += monotonic() - start
         return rollout
 
@@ -267,8 +264,7 @@ class Rollouts:
     def evaluate(self, policy: Params, prompts: Prompts) -> tuple[Metrics, Completions]:
         """Measure the mean reward of one completion per prompt; also return the completions."""
         completions = self.complete(policy, prompts, HELD_OUT)
-        sampled = Rollout(np.array(prompts, object), completions, None, OrderedDict())
-        judged = judge_completions(self.rewards, sampled, 1)
+        judged = judge_completions(self.rewards, np.array(prompts, object), completions, 1)
         metrics = reward_metrics(judged, 1)
         # One completion per prompt has no variance.
         del metrics["reward_std"], metrics["zero_variance_groups"]
@@ -277,7 +273,7 @@ class Rollouts:
 
 def sample_keys(
     seed: int, rollout: ScalarInt | int, iteration: ScalarInt | int, sample_ids: BatchCounts
-) -> Key[Array, "b"]:
+) -> BatchKeys:
     """Derive one key per sample from its global id, whatever batch the sample is in."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
     return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
@@ -289,7 +285,7 @@ def sample_completions(
     prompts: Prompts,
     options: GenerationOptions,
     *,
-    keys: Key[jax.Array, "b"],
+    keys: BatchKeys,
     width: int,
     batch_size: int | None = None,
 ) -> Completions:
@@ -369,17 +365,21 @@ def reward_completions(
     rows = range(len(prompts)) if rows is None else rows
     columns = {name: [prompts[row].columns[name] for row in rows] for name in prompts[0].columns}
     columns["completion_ids"] = [completions.ids(row) for row in rows]
-    contents = [prompts[row].content for row in rows]
-    return rewards.score(contents, [completions.texts[row] for row in rows], **columns)
+    return rewards.score(
+        [prompts[row].content for row in rows], [completions.texts[row] for row in rows], **columns
+    )
 
 
-def judge_completions(rewards: WeightedSum, rollout: Rollout, group_size: int) -> Rollout:
+def judge_completions(
+    rewards: WeightedSum,
+    prompts: Shaped[np.ndarray, "b"],
+    completions: Completions,
+    group_size: int,
+) -> Rollout:
     """Reward the completions of a rollout, split by groups over the processes of the run.
 
     No program runs twice, and all processes return the same rewards.
     """
-    prompts = rollout.prompts
-    completions = rollout.completions
     # With groups of 2 and 2 processes, rows 0 1 4 5 belong to process 0 and rows 2 3 6 7 to 1.
     owner = np.arange(len(prompts)) // group_size % jax.process_count()
     mine = np.flatnonzero(owner == jax.process_index()).tolist()

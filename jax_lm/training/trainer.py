@@ -194,12 +194,11 @@ class Trainer:
                 f"nothing is held out to evaluate"
             )
         require_trackers(config.track)
-        folder = self.out / "checkpoints"
         with (
             # the processes of a run share the folder
             exclusive(self.out) if jax.process_index() == 0 else nullcontext(),
             RunCheckpoints(
-                folder, config.keep, in_background=config.async_checkpointing
+                self.out / "checkpoints", config.keep, in_background=config.async_checkpointing
             ) as checkpoints,
             termination() as terminated,
             terminal.progress("training", "the first step compiles") as progress,
@@ -299,8 +298,10 @@ class Trainer:
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
         if not (isfinite(metrics["loss"]) and isfinite(metrics["gradient_norm"])):
             saved = self.out / f"not-finite-{running.step}.npz"
-            leaves = named_leaves(running.batch)
-            arrays = {name.strip(".[]'"): np.asarray(leaf) for name, leaf in leaves.items()}
+            arrays = {
+                name.strip(".[]'"): np.asarray(leaf)
+                for name, leaf in named_leaves(running.batch).items()
+            }
             np.savez(saved, allow_pickle=False, **arrays)
             raise FloatingPointError(
                 f"loss is {metrics['loss']} at step {running.step}, its gradient has norm "
@@ -411,7 +412,7 @@ class Trainer:
             "identity": self.identity,
             "meter": self.meter.save(),
             "source": source.save(),
-            "best": self.best.save(),
+            "best": asdict(self.best),
             "owes_evaluation": self.owes_evaluation,
         }
         # Set before saving, so that removing old checkpoints spares the best one.
@@ -554,8 +555,9 @@ class BestEvaluation:
             return False
         name = self.metric.removeprefix("eval_")
         if name not in results:
-            names = ", ".join(results)
-            raise ValueError(f"metric_for_best_model={self.metric!r}: must be one of {names}")
+            raise ValueError(
+                f"metric_for_best_model={self.metric!r}: must be one of {', '.join(results)}"
+            )
         # A loss is better if lower: sign * value is always better if higher.
         sign = -1 if name.endswith("loss") else 1
         value = results[name]
@@ -573,11 +575,8 @@ class BestEvaluation:
         """Whether evaluations have not improved for too long."""
         return self.patience is not None and self.since >= self.patience
 
-    def save(self) -> Fields:
-        return asdict(self)
-
     def load(self, saved: Fields):
-        """Restore what `save` returned, if it was for the same metric."""
+        """Restore the fields of an earlier evaluation, if it was by the same metric."""
         if saved["metric"] == self.metric:
             self.value = saved["value"]
             self.step = saved["step"]

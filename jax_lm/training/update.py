@@ -125,8 +125,9 @@ def make_update(
 
 def named_leaves(tree) -> dict[str, Any]:
     """Return the leaves of a tree by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
@@ -143,7 +144,7 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
         return None
 
     def place(path, leaf):
-        # A moment's path ends with that of its weight: [0].mu['layers'][0] and ['layers'][0].
+        # A moment's path ends with that of its weight: [1][0].mu['layers'][0] and ['layers'][0].
         name = jax.tree_util.keystr(path)
         owner = next(
             (x for known, x in shardings.items() if name.endswith(known) and x.shape == leaf.shape),
@@ -151,9 +152,7 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
         )
         return NamedSharding(mesh, PartitionSpec()) if owner is None else owner.sharding
 
-    return jax.tree_util.tree_map_with_path(place, params), jax.tree_util.tree_map_with_path(
-        place, optimizer
-    )
+    return jax.tree_util.tree_map_with_path(place, (params, optimizer))
 
 
 def gradient(
@@ -283,10 +282,12 @@ def merge_params(first: Params, second: Params) -> Params:
     return unflatten_dict(flatten_dict(first) | flatten_dict(second))
 
 
-def partition(tree: Params, belongs: NameTest) -> Params:
-    """Return the part of a nested dict whose dotted leaf names satisfy `belongs`."""
-    # {"a": {"b": 1, "c": 2}} with belongs(name) = name.endswith("c") -> {"a": {"c": 2}}
-    leaves = flatten_dict(tree).items()
-    return unflatten_dict(
-        {path: leaf for path, leaf in leaves if belongs(".".join(map(str, path)))}
-    )
+def partition(tree: Params, belongs: NameTest) -> tuple[Params, Params]:
+    """Split a nested dict into the leaves whose dotted names satisfy `belongs`, and the others."""
+    # {"a": {"b": 1, "c": 2}} with belongs(name) = name.endswith("c") -> {"a": {"c": 2}} and
+    # {"a": {"b": 1}}
+    chosen, others = {}, {}
+    for path, leaf in flatten_dict(tree).items():
+        part = chosen if belongs(".".join(map(str, path))) else others
+        part[path] = leaf
+    return unflatten_dict(chosen), unflatten_dict(others)
