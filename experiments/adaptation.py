@@ -55,8 +55,9 @@ def sources() -> Iterator[tuple[str, Path]]:
             yield "PSF", path
     for distribution in metadata.distributions():
         fields = distribution.metadata
-        said = [fields.get("License-Expression") or fields.get("License") or ""]
-        said += [line for line in fields.get_all("Classifier") or () if line.startswith("License")]
+        named = ("License-Expression", "License", "Classifier")
+        said = [line for name in named for line in fields.get_all(name) or ()]
+        said = [line for line in said if "::" not in line or line.startswith("License")]
         licence = PERMISSIVE.search(" ".join(said)[:500])
         if licence is None or fields["Name"] == "jax-diffucoder":
             continue
@@ -124,10 +125,11 @@ def body(prompt: str, answer: str) -> str | None:
         return None
     body = body.rstrip() + "\n"
     try:
-        statements = ast.parse(prompt + body).body
+        function, *others = ast.parse(prompt + body).body
     except (SyntaxError, ValueError):
         return None
-    return body if len(statements) == 1 and len(statements[0].body) > 1 else None
+    is_function = isinstance(function, ast.FunctionDef) and len(function.body) > 1
+    return body if is_function and not others else None
 
 
 def write_answers(folder: Path, model: str) -> None:
