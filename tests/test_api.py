@@ -24,7 +24,7 @@ from jax_lm.options import GenerationOptions
 from jax_lm.serving import api
 from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.engine import Engine
-from jax_lm.serving.jobs import Job
+from jax_lm.serving.jobs import Job, spelling
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
 from jax_lm.serving.responses import AnswerFormat
@@ -799,6 +799,8 @@ def test_a_long_text_holds_up_nobody(address, monkeypatch):
         return decode(self, *arguments, **options)
 
     monkeypatch.setattr(DiffuCoderTokenizer, "decode", counted)
+    # other tests have spelled this letter
+    spelling.cache_clear()
     long = {"prompt": "a" * 200_000}
     _, _, answer = call(address, "POST", "/tokenize", long)
     assert (answer["count"], answer["token_strs"], threads) == (200_000, None, [])
