@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
+from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import (
     BatchKeys,
     Mask,
@@ -30,8 +31,6 @@ from jax_lm.models.shapes import (
 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
-# The low 32 bits.
-WORD = 2**32 - 1
 NOT_FINITE = "the model's logits are not finite: its weights or activations have become NaN or inf"
 # Seeds a batch: a number, or a key per row.
 Seed = int | BatchKeys
@@ -258,17 +257,9 @@ def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> Sample
     )
 
 
-def seed_words(seed: int) -> Any:
-    """Return the data [2] of the random key of a seed of up to 64 bits.
-
-    `jax.random.key` reads the low 32 bits alone, unless JAX computes with 64.
-    """
-    return np.array([seed >> 32 & WORD, seed & WORD], np.uint32)
-
-
 def row_keys(seed: int, numbers: Sequence[int]) -> BatchKeys:
     """Return a random key per row, which depends on the seed and the row's number alone."""
-    fold_in = partial(jax.random.fold_in, jax.random.wrap_key_data(seed_words(seed)))
+    fold_in = partial(jax.random.fold_in, seed_key(seed))
     return jax.vmap(fold_in)(np.array(numbers, np.int32))
 
 

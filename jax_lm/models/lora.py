@@ -19,6 +19,7 @@ from jax_lm.checkpoints.loading import CheckpointTensors, LoadSpec, load_tensors
 from jax_lm.checkpoints.peft import ATTENTION, LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.products import product
+from jax_lm.models.seeds import seed_key
 from jax_lm.sharding import gather_to_host, tree_shardings
 
 
@@ -60,7 +61,7 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int):
     Raises:
         ValueError: the configuration targets no layer of the model.
     """
-    key = jax.random.key(seed)
+    key = seed_key(seed)
     has_target = False
     for number, layer in enumerate(model.model.layers):
         for index, name in enumerate(LINEAR):

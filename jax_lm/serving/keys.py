@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import UInt32
 
-from jax_lm.diffusion.state import seed_words
+from jax_lm.models.seeds import seed_words
 
 
 @cache

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import BatchCounts, BatchKeys, HostMask, HostTokens, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
@@ -275,7 +276,7 @@ def sample_keys(
     seed: int, rollout: ScalarInt | int, iteration: ScalarInt | int, sample_ids: BatchCounts
 ) -> BatchKeys:
     """Derive one key per sample from its global id, whatever batch the sample is in."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
+    key = jax.random.fold_in(jax.random.fold_in(seed_key(seed), rollout), iteration)
     return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_lm.models.graph import IN_ORDER
 from jax_lm.models.products import tie_operands
+from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import Scalar
 from jax_lm.sharding import first_device
 
@@ -102,7 +103,7 @@ def make_update(
 
     def update(params, optimizer, frozen, step, batch):
         # Random numbers follow from seed and step, so that a resumed run draws the same.
-        key = jax.random.fold_in(jax.random.key(seed), step)
+        key = jax.random.fold_in(seed_key(seed), step)
         gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
         scale = metrics.get(RATE_SCALE, 1.0)
         metrics |= {
