@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,10 +188,19 @@ def measure(
     problems, _ = suite_problems("humaneval", tests, limit)
     executor = problem_executor("auto")
     evaluator = Evaluator(engine=engine, executor=executor, options=options, batch_size=MEASURED)
-    drafts = sorted(evaluator.drafts(problems), key=lambda draft: draft.width)
+    # Blocks are counted from the start of a text: prompts of a batch end at the same place in a block.
+    block = engine.config.block_size or 1
+    drafts = sorted(
+        evaluator.drafts(problems), key=lambda draft: (draft.width % block, draft.width)
+    )
+    batches = [
+        group[begin : begin + MEASURED]
+        for _, drafts_of in groupby(drafts, key=lambda draft: draft.width % block)
+        for group in [list(drafts_of)]
+        for begin in range(0, len(group), MEASURED)
+    ]
     found: dict[str, list] = {"name": [], "passed": [], "tokens": [], "passes": []}
-    for begin in range(0, len(drafts), MEASURED):
-        batch = drafts[begin : begin + MEASURED]
+    for batch in batches:
         ends = [partial(COMPLETION.is_over, draft.attempt.problem) for draft in batch]
         decoded = engine.decode([draft.templates[0] for draft in batch], options, ends=ends)
         attempts = []

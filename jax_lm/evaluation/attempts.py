@@ -18,6 +18,7 @@ from jax_lm.evaluation.problems import Problem, Problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.host import terminal
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference.batches import share_batches
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, weights_digest
 from jax_lm.templates import Template
@@ -161,11 +162,11 @@ class Evaluator:
             elif draft.attempt.key not in done:
                 detail = f"takes {draft.width} tokens: the context holds {limit}"
                 yield replace(draft.attempt, outcome=TOO_LONG, detail=detail)
-        # widths 9 4 7 5, batch_size=2 -> batches of 4 5 and 7 9: little padding
-        drafts.sort(key=lambda draft: draft.width)
+        widths = [draft.width for draft in drafts]
         # decode and execute
-        for number, start in enumerate(range(0, len(drafts), self.batch_size)):
-            batch = drafts[start : start + self.batch_size]
+        start = 0
+        for number, rows in enumerate(share_batches(widths, self.batch_size, self.engine.config)):
+            batch = [drafts[row] for row in rows]
             # A batch is decoded whole even if one attempt is left, so that each row keeps its
             # random numbers.
             if any(draft.attempt.key not in done for draft in batch):
@@ -175,8 +176,9 @@ class Evaluator:
                 yield from execute_attempts(
                     self.executor, [attempt for attempt in attempts if attempt.key not in done]
                 )
+            start += len(batch)
             if on_progress:
-                on_progress(start + len(batch), len(drafts))
+                on_progress(start, len(drafts))
 
     def drafts(self, problems: Problems) -> Iterator[Draft]:
         """Yield a draft for each problem; repetitions of a problem are numbered as its samples."""

@@ -22,6 +22,7 @@ from jax_lm.diffusion.state import row_keys
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import output_folder, require_writable, write_rows_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
+from jax_lm.inference.batches import share_batches
 from jax_lm.model_source import find_model
 from jax_lm.reports.run_folder import lock, weights_digest
 from jax_lm.results import Generation
@@ -49,8 +50,7 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
         allow_nonfinite=arguments.allow_nonfinite,
     )
     widths = [template.width(engine.tokenizer) for template in templates]
-    # prompts of similar length share a batch, to reduce padding
-    waiting = sorted((n for n in range(len(rows)) if n not in answers), key=widths.__getitem__)
+    waiting = [number for number in range(len(rows)) if number not in answers]
     if answers and waiting and is_writer:
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
@@ -62,8 +62,8 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     ):
         if is_writer:
             lock(file, out)
-        for start in range(0, len(waiting), size):
-            numbers = waiting[start : start + size]
+        for places in share_batches([widths[n] for n in waiting], size, engine.config):
+            numbers = [waiting[place] for place in places]
             # Pad the last batch by repeating rows, as another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
