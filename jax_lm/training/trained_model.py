@@ -3,13 +3,17 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jax.experimental import multihost_utils
+
+from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.checksums import sha256
 from jax_lm.checkpoints.peft import LoraConfig, NamedBase, StoredAdapter
 from jax_lm.config import Fields
 from jax_lm.data.expansion import Expansion
 from jax_lm.diffusion.variable_length import growth_of, named_expand_id
-from jax_lm.host.files import require_elsewhere, require_new, require_writable
-from jax_lm.model_source import ModelSource
+from jax_lm.host import distributed
+from jax_lm.host.files import require_elsewhere, require_new, require_writable, write_json_whole
+from jax_lm.model_source import ModelSource, folder_fingerprint
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.vocabulary import add_expand_token
@@ -131,6 +135,34 @@ def choose_trained(
         )
     base = found.base if adapters else None
     return TrainedModel(out, tokenizer, save_dtype, found.folder, adapters, base, found.adapter)
+
+
+def save_base(model: DreamForCausalLM, folder: Path, tokenizer: DiffuCoderTokenizer, source: Path):
+    """Write the model below new adapters; a run that continues writes the same again.
+
+    Args:
+        model: derived from the model in `source`.
+        folder: where to write.
+        tokenizer: tokenizer of the model.
+        source: folder of the model that the run is given.
+
+    Raises:
+        ValueError: something else is in the folder, and stays.
+    """
+    # Written first: a folder with this file may be half written, and is ours.
+    mark = folder / "made_from.json"
+    origin = {"model": folder_fingerprint(source), "attention_block": model.config.attention_block}
+    is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    is_ours = mark.is_file() and huggingface.read_json(folder, mark.name) == origin
+    if not (is_empty or is_ours):
+        raise ValueError(
+            f"{folder} is not the model of these adapters, {source} with this attention: "
+            "choose another --out"
+        )
+    if distributed.is_first():
+        write_json_whole(mark, origin)
+    model.save_pretrained(folder, tokenizer=tokenizer, source=source)
+    multihost_utils.sync_global_devices("base is written")
 
 
 def add_expansion(

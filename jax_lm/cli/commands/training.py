@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flax import nnx
-from jax.experimental import multihost_utils
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig
@@ -26,7 +25,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.run_defaults import training_mesh
 from jax_lm.training.sft import adapt, fine_tune, longest_allowed, resolve_length
-from jax_lm.training.trained_model import TrainedModel, add_expansion, choose_trained
+from jax_lm.training.trained_model import TrainedModel, add_expansion, choose_trained, save_base
 from untrusted.runner import choose_tier
 
 # Rewards that run programs, as those of `jax_lm.rewards.code`.
@@ -159,7 +158,9 @@ def run_adapt(arguments: Adapt) -> int:
     if settings.loss.block_length is not None:
         config = config.with_blocks(settings.loss.block_length)
     tokenizer.require_ids(config)
-    target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
+    rank = arguments.lora_rank
+    adapters = None if rank is None else LoraConfig(rank=rank)
+    target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder, adapters)
     # data
     rows, digest, refused = open_samples(
         arguments.data,
@@ -178,12 +179,10 @@ def run_adapt(arguments: Adapt) -> int:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         model = grow_vocabulary(model, config.vocab_size)
         model.become(config)
-    if arguments.lora_rank is not None:
+    if adapters:
         # Adapters name the model below them, so that model must be in a folder.
         base = arguments.out / "base"
-        model.save_pretrained(base, tokenizer=tokenizer, source=folder)
-        multihost_utils.sync_global_devices("base is written")
-        adapters = LoraConfig(rank=arguments.lora_rank)
+        save_base(model, base, tokenizer, folder)
         target = choose_trained(
             find_model(base), adapters, out=arguments.out, save_dtype=arguments.save_dtype
         )
