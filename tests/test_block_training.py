@@ -14,17 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases.causal import write_causal
 from flax import nnx
 
-from jax_lm.cli.commands import training as commands
 from jax_lm.cli.main import main
 from jax_lm.data.batches import Row, collate
 from jax_lm.diffusion import masking
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models import lora
 from jax_lm.models.attention import attends_by_blocks, limit_to_blocks
-from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import SFT_LOSS, AdaptConfig, LossConfig, SftConfig
@@ -371,85 +369,3 @@ def test_adapters_do_not_change_how_a_base_attends(trained, tiny_folder, tmp_pat
 
 if __name__ == "__main__":
     compare()
-
-
-def lora_free(values):
-    """The weights below adapters, by their names without adapters."""
-    return {
-        name.replace(".base.", "."): value
-        for name, value in values.items()
-        if not lora.is_lora(name)
-    }
-
-
-@pytest.mark.parametrize("options", [["--block-length", "4"], []], ids=["blocks", "whole canvas"])
-def test_adapters_make_a_causal_model_a_diffusion_model(
-    options, tmp_path, tiny_config, capsys, monkeypatch
-):
-    models, finish = [], commands.finish
-    monkeypatch.setattr(
-        commands,
-        "finish",
-        lambda target, model, **end: models.append(model) or finish(target, model, **end),
-    )
-    causal = write_causal(tmp_path / "causal", tiny_config)
-    rows = [json.dumps({"text": f"def add_{n}(a):\n    return a + {n}\n"}) for n in range(8)]
-    (tmp_path / "code.jsonl").write_text("\n".join(rows))
-    shared = ["--data", str(tmp_path / "code.jsonl"), "--out", str(tmp_path / "run")]
-    shared += ["--max-length", "32", "--batch-size", "2", "--max-steps", "4", "--save-every", "2"]
-    arguments = ["adapt", "--model", str(causal), "--lora-rank", "2", *shared, *options]
-    assert main([*arguments, "--stop-after", "2"]) == 0
-    half = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
-    # the same command goes on
-    assert main(arguments) == 0
-    stored = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
-    assert stored != half
-    # another model than the run began with is refused, and nothing is lost
-    other = write_causal(tmp_path / "other", replace(tiny_config, hidden_size=64))
-    weights = (tmp_path / "run/base/model.safetensors").read_bytes()
-    assert main([*arguments[:2], str(other), *arguments[3:]]) == 2
-    assert "base is not the model of these adapters" in capsys.readouterr().err
-    assert (tmp_path / "run/base/model.safetensors").read_bytes() == weights
-    # below the adapters are the weights of the causal model, with a mask
-    base = DreamForCausalLM.from_pretrained(tmp_path / "run/base")
-    assert base.config.attention_block == (4 if options else None)
-    assert base.config.mask_token_id is not None
-    # which the updates did not change
-    trained = lora_free(parameters(models[-1]))
-    for name, value in parameters(base).items():
-        np.testing.assert_array_equal(trained[name], value, err_msg=name)
-    given = dict(parameters(DreamForCausalLM.from_pretrained(causal)))
-    for name, value in parameters(base).items():
-        np.testing.assert_array_equal(value[: len(given[name])], given[name], err_msg=name)
-    # and the adapter finds them
-    assert (
-        "base"
-        in json.loads((tmp_path / "run/adapter/adapter_config.json").read_text())[
-            "base_model_name_or_path"
-        ]
-    )
-    capsys.readouterr()
-    adapter = ["--adapter", str(tmp_path / "run/adapter")]
-    assert main(["generate", *adapter, "--max-new-tokens", "8", "--temperature", "0", "def"]) == 0
-    assert capsys.readouterr().out.startswith("def")
-
-
-def test_random_weights_have_no_adapters(tmp_path, capsys):
-    arguments = ["--data", "x.jsonl", "--out", str(tmp_path / "run"), "--from-scratch"]
-    assert main(["adapt", "--model", "builtin", "--lora-rank", "2", *arguments]) == 2
-    assert "lora_rank=2: random weights are trained whole" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_not_ours_stays(tmp_path, tiny_config, capsys):
-    causal = write_causal(tmp_path / "causal", tiny_config)
-    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "def f(a):\n    return a\n"}))
-    (tmp_path / "run/base").mkdir(parents=True)
-    (tmp_path / "run/base/config.json").write_text("mine")
-    arguments = ["--model", str(causal), "--data", str(tmp_path / "code.jsonl"), "--max-steps", "1"]
-    options = ["--out", str(tmp_path / "run"), "--max-length", "32", "--lora-rank"]
-    assert main(["adapt", *arguments, *options, "0"]) == 2
-    assert "lora_rank=0: a rank must be at least 1" in capsys.readouterr().err
-    assert main(["adapt", *arguments, *options, "2"]) == 2
-    assert "base is not the model of these adapters" in capsys.readouterr().err
-    assert (tmp_path / "run/base/config.json").read_text() == "mine"
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["base"]
