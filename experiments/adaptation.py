@@ -45,7 +45,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|PSF|Python Software Foundation)\b", re.IGNORECASE)
 DOCSTRING_LENGTHS = range(40, 500)
-PROMPT_TOKENS, NEW_TOKENS, BATCH, MEASURED = 128, 96, 64, 12
+PROMPT_TOKENS, BODY_TOKENS, NEW_TOKENS, BATCH, MEASURED = 128, 256, 96, 64, 12
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -67,13 +67,14 @@ def sources() -> Iterator[tuple[str, Path]]:
                 yield licence[0].upper(), Path(str(distribution.locate_file(file)))
 
 
-def headers(path: Path) -> Iterator[str]:
-    """Yield signature and docstring of the public functions of a file."""
+def functions(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the public functions of a file: signature with docstring, and body."""
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return
+    lines = text.splitlines()
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
             continue
@@ -84,33 +85,43 @@ def headers(path: Path) -> Iterator[str]:
         #     """Say."""     line 2: the docstring's node ends here
         #     return x
         end = node.body[0].end_lineno
-        header = "\n".join(text.splitlines()[node.lineno - 1 : end]) + "\n"
+        header = "\n".join(lines[node.lineno - 1 : end]) + "\n"
         # "def f(): pass" on one line, or code behind the docstring
         if header.rstrip().endswith(('"""', "'''")) and header.startswith("def "):
-            yield header
+            yield header, "\n".join(lines[end : node.end_lineno]) + "\n"
 
 
 def write_prompts(folder: Path, tokenizer: DiffuCoderTokenizer, tests: tuple[Path, ...]) -> None:
-    """Write prompts.jsonl, in random order, without the tested tasks' names."""
+    """Write prompts.jsonl and code.jsonl, in random order, without the tested tasks' names.
+
+    code.jsonl has the functions whose prompts and bodies are short enough, as people wrote them.
+    """
     tested: set[str] = set()
     for path in tests:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             tested |= set(re.findall(r"def (\w+)\(", file.read()))
     licences: Counter[str] = Counter()
-    found: dict[str, str] = {}
+    bodies: dict[str, str] = {}
     for licence, path in sources():
-        for header in headers(path):
+        for header, body in functions(path):
             name = header[4 : header.index("(")]
             short = len(tokenizer.encode(header)) <= PROMPT_TOKENS
-            if short and name not in tested and header not in found:
-                found[header] = licence
+            if short and name not in tested and header not in bodies:
+                bodies[header] = body
                 licences[licence] += 1
-    prompts = sorted(found)
+    prompts = sorted(bodies)
     random.Random(0).shuffle(prompts)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-    print(json.dumps({"prompts": len(prompts), "licences": licences, "names": len(tested)}))
+    counts = Counter({"prompts": len(prompts), "names": len(tested)})
+    with (folder / "code.jsonl").open("w", encoding="utf-8") as file:
+        for prompt in prompts:
+            count = len(tokenizer.encode(bodies[prompt]))
+            if count <= BODY_TOKENS:
+                file.write(json.dumps({"prompt": prompt, "response": bodies[prompt]}) + "\n")
+                counts.update(functions=1, tokens=count)
+    print(json.dumps({**counts, "licences": licences}))
 
 
 def is_over(answer: str) -> bool:

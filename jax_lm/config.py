@@ -74,6 +74,11 @@ class Family:
     is_diffusion: bool = True
     settings: Fields = field(default_factory=dict)
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether these are diffusion models that attend causally."""
+        return self.is_diffusion and self.attention == "causal"
+
 
 def pairs(table: str) -> Names:
     """Read pairs of names, one to a line."""
@@ -96,10 +101,17 @@ FAMILIES = read_families()
 CAUSAL_TYPES = next(row.types for row in FAMILIES if not row.is_diffusion)
 # `model_type` of a model after training with blocks, by its type before.
 BLOCK_TYPES = {"Dream": "Fast_dLLM_Qwen", "qwen2": "Fast_dLLM_Qwen", "qwen3": "qwen3"}
+# The same with causal attention: the type of the autoregressive model.
+CAUSAL_BLOCK_TYPES = {"Dream": "qwen2"} | {kind: kind for kind in CAUSAL_TYPES}
 
 
 def find_family(
-    model_type: str, mask_token_id: int | None, block_size: int | None, marks: str = ""
+    model_type: str,
+    mask_token_id: int | None,
+    block_size: int | None,
+    *,
+    is_causal: bool | None = None,
+    marks: str = "",
 ) -> Family:
     """Return the row of the table that describes a model with these fields of config.json.
 
@@ -108,6 +120,7 @@ def find_family(
         mask_token_id: as in config.json, or that of the tokenizer; None for an autoregressive
             model.
         block_size: length of a block; None without blocks.
+        is_causal: whether a diffusion model attends causally.
         marks: class and name of the checkpoint.
 
     Raises:
@@ -121,6 +134,8 @@ def find_family(
             f"known are {known}"
         )
     marked = [row for row in rows if row.mark and row.mark in marks]
+    has_causal_blocks = bool(is_causal and block_size)
+    rows = [row for row in rows if row.is_causal == has_causal_blocks] or rows
     fitting = [row for row in rows if (row.block_size is None) == (block_size is None)]
     # A Dream without a mask token is an incomplete Dream; a qwen2 is an autoregressive model.
     by_mask = [row for row in fitting if row.is_diffusion == (mask_token_id is not None)]
@@ -188,7 +203,8 @@ class DreamConfig:
     Attributes:
         head_size: dimension of a head (`head_dim` in config.json) where it is not hidden_size /
             num_attention_heads.
-        block_size: length of a block of block-causal attention.
+        block_size: length of the blocks that are decoded one after another.
+        is_causal: whether a model with blocks attends causally; else it attends to whole blocks.
     """
 
     vocab_size: int
@@ -209,6 +225,7 @@ class DreamConfig:
     initializer_range: float = 0.02
     head_size: int | None = None
     block_size: int | None = None
+    is_causal: bool | None = None
     model_type: str = "Dream"
 
     def __post_init__(self):
@@ -250,6 +267,7 @@ class DreamConfig:
         if (block is None) != (self.family.block_size is None):
             kind = "needs" if block is None else "has no"
             raise ValueError(f"config block_size={block}: {self.family.name} {kind} blocks")
+        require("is_causal", self.is_causal in (None, self.family.is_causal), "fit its family")
 
     @property
     def head_dim(self) -> int:
@@ -258,7 +276,9 @@ class DreamConfig:
     @property
     def family(self) -> Family:
         """The row of the table of families that describes this model."""
-        return find_family(self.model_type, self.mask_token_id, self.block_size)
+        return find_family(
+            self.model_type, self.mask_token_id, self.block_size, is_causal=self.is_causal
+        )
 
     @property
     def architecture(self) -> Architecture:
@@ -274,7 +294,8 @@ class DreamConfig:
             pad_token_id: id of the pad token.
             tokens: size of the tokenizer; a vocabulary that lacks rows grows to a multiple of 64.
         """
-        if self.model_type not in CAUSAL_TYPES and self.mask_token_id is not None:
+        is_other = self.model_type not in CAUSAL_TYPES or self.block_size is not None
+        if is_other and self.mask_token_id is not None:
             return self
         # 49,154 tokens and 49,152 rows: 49,216 rows. Meshes still divide them.
         rows = -(-tokens // VOCABULARY_STEP) * VOCABULARY_STEP
@@ -287,8 +308,13 @@ class DreamConfig:
             vocab_size=rows if tokens > self.vocab_size else self.vocab_size,
         )
 
-    def with_blocks(self, length: int) -> "DreamConfig":
-        """Return the configuration of this model with block-causal attention, and the shift kept.
+    def with_blocks(self, length: int, is_causal: bool | None = None) -> "DreamConfig":
+        """Return the configuration of this model with blocks, and the shift kept.
+
+        Args:
+            length: of a block.
+            is_causal: whether attention is causal, or to the whole block and those before it; None
+                is the latter, or what the model has.
 
         Raises:
             ValueError: the model has other blocks, or no family has its architecture and blocks.
@@ -299,18 +325,29 @@ class DreamConfig:
                     f"block_length={length}: must be {self.block_size}, the blocks of "
                     f"{self.family.name}, or not given"
                 )
+            if is_causal not in (None, bool(self.is_causal)):
+                own = "causally" if self.is_causal else "by blocks"
+                raise ValueError(f"is_causal={is_causal}: {self.family.name} attends {own}")
             return self
-        if self.model_type not in BLOCK_TYPES:
+        types = CAUSAL_BLOCK_TYPES if is_causal else BLOCK_TYPES
+        if self.model_type not in types:
             raise ValueError(
                 f"block_length={length}: must not be given for a model of type {self.model_type}; "
-                f"blocks are for {', '.join(BLOCK_TYPES)}"
+                f"blocks are for {', '.join(types)}"
             )
-        return replace(self, model_type=BLOCK_TYPES[self.model_type], block_size=length)
+        return replace(
+            self, model_type=types[self.model_type], block_size=length, is_causal=is_causal or None
+        )
 
     @property
     def attention_block(self) -> int | None:
         """Length of the blocks that attention is causal over: 1 is causal, None is full."""
         return {"full": None, "causal": 1, "block_causal": self.block_size}[self.family.attention]
+
+    @property
+    def decoding_block(self) -> int | None:
+        """Length of the blocks that are decoded one after another; None if any will do."""
+        return self.block_size or self.attention_block
 
     @classmethod
     def from_dict(cls, fields: Fields, name: str = "") -> "DreamConfig":
@@ -325,7 +362,13 @@ class DreamConfig:
         """
         kind = fields.get("model_type", "Dream")
         marks = " ".join(filter(None, (*(fields.get("architectures") or ()), name)))
-        family = find_family(kind, fields.get("mask_token_id"), fields.get("block_size"), marks)
+        family = find_family(
+            kind,
+            fields.get("mask_token_id"),
+            fields.get("block_size"),
+            is_causal=fields.get("is_causal"),
+            marks=marks,
+        )
         architecture = family.types[kind]
         fields = {
             architecture.fields.get(name, name): value
@@ -396,7 +439,7 @@ class DreamConfig:
             "block_size": self.family.block_field,
         }
         # These fields are written only if they are set.
-        optional = ("expand_token_id", "head_size", "block_size")
+        optional = ("expand_token_id", "head_size", "block_size", "is_causal")
         return {
             names.get(name, name): value
             for name, value in asdict(self).items()

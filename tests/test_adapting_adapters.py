@@ -9,8 +9,11 @@ from cases.causal import write_causal
 
 from jax_lm.cli.commands import training as commands
 from jax_lm.cli.main import main
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.templates import Template
 
 
 def lora_free(values):
@@ -72,6 +75,47 @@ def test_adapters_make_a_causal_model_a_diffusion_model(
     adapter = ["--adapter", str(tmp_path / "run/adapter")]
     assert main(["generate", *adapter, "--max-new-tokens", "8", "--temperature", "0", "def"]) == 0
     assert capsys.readouterr().out.startswith("def")
+
+
+def test_a_model_with_causal_blocks_stays_the_causal_model(tmp_path, tiny_config, capsys):
+    causal = write_causal(tmp_path / "causal", tiny_config)
+    rows = [json.dumps({"text": f"def add_{n}(a):\n    return a + {n}\n"}) for n in range(8)]
+    (tmp_path / "code.jsonl").write_text("\n".join(rows))
+    arguments = ["adapt", "--model", causal, "--data", tmp_path / "code.jsonl"]
+    arguments += ["--out", tmp_path / "run", "--max-length", 32, "--batch-size", 2]
+    arguments += ["--max-steps", 1, "--lora-rank", 2, "--block-length", 4]
+    assert main([*map(str, arguments), "--attention", "causal"]) == 0
+    # another attention is another base
+    assert main(list(map(str, arguments))) == 2
+    assert "base is not the model of these adapters" in capsys.readouterr().err
+    engine, base = (
+        DiffuCoderInference(folder, dtype="float32", verbose=False)
+        for folder in (causal, tmp_path / "run/base")
+    )
+    assert base.config.family.name == "adapted to causal blocks"
+    options = GenerationOptions(max_new_tokens=14, temperature=0.0, top_p=None, early_stop=False)
+    one_by_one = Decoding(commit="threshold", threshold=1.0)
+    in_order = replace(options, alg="left_to_right", decoding=one_by_one)
+    for prompt in ("def f(x):\n", "def", "a = 11"):
+        # Below the adapters, blocks that are filled a token at a time are what the base writes: no
+        # token attends to the masks after it.
+        text = engine.complete([prompt], options)[0]
+        assert text
+        for cache in ("none", "prefix", "window", "dual"):
+            assert base.complete([prompt], in_order.with_settings(cache=cache))[0] == text
+    with pytest.raises(ValueError, match="it completes prompts, and fills no holes"):
+        base.infill("a", "b", 8, options=in_order)
+    # With the adapters several tokens are decided at once, and no cache changes any.
+    trained = DiffuCoderInference(adapter=tmp_path / "run/adapter", dtype="float32", verbose=False)
+    several = in_order.with_settings(threshold=0.05)
+    decoded = {
+        cache: trained.decode(
+            [Template.infilling("def f(x):\n", 14, "")], several.with_settings(cache=cache)
+        )
+        for cache in ("none", "prefix", "window", "dual")
+    }
+    assert len({tuple(each.rows[0].token_ids) for each in decoded.values()}) == 1
+    assert len(set(decoded["none"].rows[0].commit_step)) < 14
 
 
 def test_random_weights_have_no_adapters(tmp_path, capsys):

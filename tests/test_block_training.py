@@ -60,11 +60,12 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 # float32 it is 1e-6.
 TOLERANCE = 1e-12
 # Loss that is compared with a loop over blocks: family, loss, adapters. Shifted and not, all weights
-# and adapters, one copy and its complement.
+# and adapters, attention by blocks and causal, one copy and its complement.
 LOOPS = {
     "shifted": ("Fast_dLLM_Qwen", LossConfig(block_length=4), False),
     "not shifted": ("a2d-qwen2", LossConfig(block_length=3, normalisation="sequence"), False),
     "adapters": ("Fast_dLLM_Qwen", LossConfig(block_length=2), True),
+    "causal": ("qwen2", LossConfig(block_length=4), False),
     "complement": (
         "qwen3",
         LossConfig(block_length=4, weighting="plain", complementary_masks=True),
@@ -94,7 +95,9 @@ def make_batch():
 
 
 def make_model(kind="Dream", length=None, has_adapters=False):
-    config = replace(CONFIG, model_type=kind, block_size=length)
+    # A Qwen2 with blocks attends causally.
+    is_causal = True if kind == "qwen2" else None
+    config = replace(CONFIG, model_type=kind, block_size=length, is_causal=is_causal)
     model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
     if has_adapters:
         lora.add_lora(model, lora.LoraConfig(rank=2), seed=0)
@@ -284,6 +287,8 @@ def test_the_mask_of_training_is_that_of_decoding():
             lambda: AdaptConfig(loss=LossConfig(block_length=4), annealing_steps=3),
             "annealing_steps=3: must be 0 with block_length",
         ),
+        (lambda: AdaptConfig(attention="causal"), "attention='causal': needs block_length"),
+        (lambda: AdaptConfig(attention="full"), "attention='full': must be one of"),
         (
             lambda: SftConfig(expand_delete=True, loss=replace(SFT_LOSS, block_length=4)),
             "block_length=4: must be None with expand_delete",
@@ -299,6 +304,8 @@ def test_other_blocks_than_those_of_the_model_are_refused():
     model = DreamForCausalLM.abstract(replace(CONFIG, model_type="Fast_dLLM_Qwen", block_size=4))
     with pytest.raises(ValueError, match="block_length=8: must be 4, the blocks of Fast-dLLM v2"):
         resolve_blocks(LossConfig(block_length=8), model)
+    with pytest.raises(ValueError, match="is_causal=True: Fast-dLLM v2 attends by blocks"):
+        resolve_blocks(LossConfig(block_length=4), model, is_causal=True)
     # Without a length, the model's own.
     assert resolve_blocks(LossConfig(), model).block_length == 4
     model = DreamForCausalLM.abstract(replace(CONFIG, model_type="llama"))

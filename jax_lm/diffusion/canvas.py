@@ -101,8 +101,8 @@ class Canvas:
         room: columns that each row may take where holes grow, with padding on the right; None where
             holes keep their length.
         phase: columns by which the first block begins before the first hole, so that blocks
-            coincide with the blocks of the model's attention.
-        attention_block: length of those blocks; 1 without them.
+            coincide with the blocks of the model.
+        decoding_block: length of those blocks; 1 without them.
     """
 
     tokens: HostTokens
@@ -110,7 +110,7 @@ class Canvas:
     attention_mask: HostMask
     room: Int[np.ndarray, "b"] | None = None
     phase: int = 0
-    attention_block: int = 1
+    decoding_block: int = 1
 
     @classmethod
     def after(
@@ -184,16 +184,16 @@ class Canvas:
                 yield block
 
     def with_blocks_of(self, config: DreamConfig) -> "Canvas":
-        """Return a canvas whose blocks coincide with the blocks of the model's attention.
+        """Return a canvas whose blocks coincide with the blocks of the model.
 
-        Attention blocks are counted from the start of each row. If prompts of different lengths
+        They are counted from the start of each row. If prompts of different lengths
         put them in different columns, blocks begin with the hole instead, and a warning is logged.
 
         Raises:
             ValueError: text follows a hole, which a model that attends to earlier blocks cannot
                 see.
         """
-        size = config.attention_block
+        size = config.decoding_block
         name = config.family.name
         if size is None:
             return self
@@ -205,7 +205,7 @@ class Canvas:
         if config.family.prompt == "start":
             phases = set((self.position_ids[:, self.region.start] % size).tolist())
             if len(phases) == 1:
-                return replace(self, phase=phases.pop(), attention_block=size)
+                return replace(self, phase=phases.pop(), decoding_block=size)
             logger.warning(
                 "prompts of different lengths: blocks of %s begin with the answers, not as trained; "
                 "decode such prompts one at a time",
@@ -216,13 +216,13 @@ class Canvas:
     def attended(self, column: int) -> Block:
         """Return the columns that attend to a column of the region, and that it decides with.
 
-        These are its block of the model's attention, or the whole canvas.
+        These are its block of the model, or the whole canvas.
         """
-        # Region [5, 16), phase 1 and attention blocks of 4: column 9 lies in [8, 12).
-        if self.attention_block == 1:
+        # Region [5, 16), phase 1 and blocks of 4: column 9 lies in [8, 12).
+        if self.decoding_block == 1:
             return Block(0, self.holes.shape[1])
-        start = column - (column - self.region.start + self.phase) % self.attention_block
-        return Block(start, min(start + self.attention_block, self.holes.shape[1]))
+        start = column - (column - self.region.start + self.phase) % self.decoding_block
+        return Block(start, min(start + self.decoding_block, self.holes.shape[1]))
 
     @property
     def position_ids(self) -> HostTokens:

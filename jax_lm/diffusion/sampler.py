@@ -459,7 +459,7 @@ def restrict_options(options: GenerationOptions, config: DreamConfig) -> Generat
     """
     if not config.family.is_diffusion:
         return options.left_to_right()
-    decoding = options.decoding.within_blocks(config.attention_block, config.family.name)
+    decoding = options.decoding.within_blocks(config.decoding_block, config.family.name)
     return options.with_settings(decoding=decoding)
 
 
@@ -490,14 +490,14 @@ def block_passes(
     # A first token is forced where an attention block of the model begins; without those, always.
     # Region [5, 12), phase 1 and attention blocks of 4: column 8 begins one.
     column = block.start - canvas.region.start + canvas.phase
-    forces = settings.first_token == "force" and column % canvas.attention_block == 0
+    forces = settings.first_token == "force" and column % canvas.decoding_block == 0
     variant = replace(config.variant, forced=forces)
     if settings.cache == "none":
         steps = [Pass(replace(config, variant=variant), 0), Pass(config, 0)]
         return config.variant.passes(steps if forces else steps[1:])
     first_row = 0
     end_row = canvas.attended(block.start).end
-    if finished and canvas.attention_block > 1:
+    if finished and canvas.decoding_block > 1:
         first_row = canvas.attended(finished[-1].start).start
     elif finished and len(finished) % settings.refresh_every:
         # Between full refreshes, the previous block, whose tokens are final now, and this one.
@@ -511,7 +511,7 @@ def block_passes(
     # the whole attention block is recomputed, or with `dual` the part that is decided now.
     lead = 0 if finished else canvas.phase
     repeats = False
-    if settings.cache == "dual" and canvas.attention_block > 1:
+    if settings.cache == "dual" and canvas.decoding_block > 1:
         lead %= settings.block_length
         repeats = model.family.shifts and not lead
     start = max(block.start - lead - with_row_before, 0)

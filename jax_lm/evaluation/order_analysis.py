@@ -180,7 +180,7 @@ def measured_options(engine: DiffuCoderInference, options: GenerationOptions) ->
     # The published schedule rounds: with as many steps as positions, some steps decide no position
     # and others several. A threshold rule with the same number of steps decides exactly one per
     # step, the first in the order.
-    decoding = replace(ONE_POSITION, block_length=engine.config.attention_block or WHOLE_CANVAS)
+    decoding = replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS)
     return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=decoding)
 
 

@@ -65,7 +65,7 @@ def sequence_of(
         "keeps_logprobs": request.logprobs is not None,
         "is_left_to_right": inference.is_autoregressive,
         # blocks that are counted from the end of the prompt need no alignment
-        "attention_block": config.attention_block or 1 if config.family.prompt == "start" else 1,
+        "decoding_block": config.decoding_block or 1 if config.family.prompt == "start" else 1,
     }
     tokenizer = inference.tokenizer
     growth = inference.sampler.growth

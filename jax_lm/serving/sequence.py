@@ -87,8 +87,8 @@ class Sequence:
     seconds: float = 0.0
     served_at: float = 0.0
 
-    attention_block: int = 1
-    """Length of the blocks of the model's attention, counted from the first column; 1 without."""
+    decoding_block: int = 1
+    """Length of the blocks of the model, counted from the first column; 1 without."""
     is_left_to_right: bool = False
     """Whether the model is autoregressive, so that each step decides the first masked column."""
     is_growing = False
@@ -139,7 +139,7 @@ class Sequence:
                 f"steps={steps}: at most one for each of the {self.most} tokens of the hole"
             )
         # A window is longer than shorter blocks. That is exact if a block sees none after it.
-        length = self.attention_block if 1 < self.attention_block < BLOCK_LENGTH else BLOCK_LENGTH
+        length = self.decoding_block if 1 < self.decoding_block < BLOCK_LENGTH else BLOCK_LENGTH
         if self.is_windowed and self.block_length != min(length, self.most + self.phase):
             raise ValueError(f"block_length={decoding.block_length}: must be {length} with a cache")
 
@@ -166,7 +166,7 @@ class Sequence:
     @property
     def phase(self) -> int:
         """Columns of the prompt in the first attention block that has a mask."""
-        return self.hole.start % self.attention_block
+        return self.hole.start % self.decoding_block
 
     @property
     def window_start(self) -> int:

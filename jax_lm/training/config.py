@@ -362,6 +362,10 @@ class AdaptConfig:
             run, or 0 with `block_length`.
         cut_share: share of the texts that are cut to a random length.
         prefix_share: share of the texts with a random beginning that is never masked.
+        attention: with `block_length`, what a token attends to. `blocks`: its whole block, and those
+            before it (BD3LM). `causal`: the tokens up to itself, so that the model stays the
+            autoregressive one that it was, and learns to fill the masks after a text (arXiv
+            2507.11851).
         held_out_share: share of the texts that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -369,6 +373,7 @@ class AdaptConfig:
 
     max_length: int | None = None
     batch_size: int = 8
+    attention: str = "blocks"
     annealing_steps: int | None = None
     cut_share: float = 0.01
     prefix_share: float = 0.01
@@ -382,11 +387,18 @@ class AdaptConfig:
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "cut_share", "prefix_share", "held_out_share")
         require_not_negative(self, "annealing_steps")
+        require_one_of("attention", self.attention, ("blocks", "causal"))
+        if self.is_causal and self.loss.block_length is None:
+            raise ValueError("attention='causal': needs block_length")
         if self.annealing_steps and self.loss.block_length is not None:
             raise ValueError(
                 f"annealing_steps={self.annealing_steps}: must be 0 with block_length, whose "
                 "blocks see what is before them from the first step on"
             )
+
+    @property
+    def is_causal(self) -> bool:
+        return self.attention == "causal"
 
     @property
     def opening_steps(self) -> int:

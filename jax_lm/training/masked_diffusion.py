@@ -335,16 +335,18 @@ def train(
     return finished
 
 
-def resolve_blocks(loss: LossConfig, model: DreamForCausalLM) -> LossConfig:
+def resolve_blocks(
+    loss: LossConfig, model: DreamForCausalLM, is_causal: bool | None = None
+) -> LossConfig:
     """Make model and loss agree on a block length. Returns the loss with that length.
 
-    A model without a block length gets that of the loss.
+    A model without a block length gets that of the loss, and `is_causal` says how it attends then.
 
     Raises:
         ValueError: both have one and they differ, or the model cannot attend by blocks.
     """
     if loss.block_length is not None:
-        model.become(model.config.with_blocks(loss.block_length))
+        model.become(model.config.with_blocks(loss.block_length, is_causal))
     return replace(loss, block_length=model.config.block_size)
 
 

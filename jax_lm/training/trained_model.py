@@ -151,7 +151,12 @@ def save_base(model: DreamForCausalLM, folder: Path, tokenizer: DiffuCoderTokeni
     """
     # Written first: a folder with this file may be half written, and is ours.
     mark = folder / "made_from.json"
-    origin = {"model": folder_fingerprint(source), "attention_block": model.config.attention_block}
+    config = model.config
+    origin = {
+        "model": folder_fingerprint(source),
+        "attention_block": config.attention_block,
+        "block_size": config.block_size,
+    }
     is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     is_ours = mark.is_file() and huggingface.read_json(folder, mark.name) == origin
     if not (is_empty or is_ours):

@@ -156,7 +156,7 @@ def run_adapt(arguments: Adapt) -> int:
     config = DreamForCausalLM.read_config(folder)
     config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
     if settings.loss.block_length is not None:
-        config = config.with_blocks(settings.loss.block_length)
+        config = config.with_blocks(settings.loss.block_length, settings.is_causal)
     tokenizer.require_ids(config)
     rank = arguments.lora_rank
     adapters = None if rank is None else LoraConfig(rank=rank)
