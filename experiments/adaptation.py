@@ -168,17 +168,16 @@ def write_answers(folder: Path, model: str) -> None:
         sys.stdout.flush()
 
 
-def write_start(folder: Path, model: str, block_length: int) -> None:
+def write_start(folder: Path, model: str, block_length: int, is_causal: bool) -> None:
     """Write the model that training starts from: `adapt --block-length` before its first update."""
     source = Path(model)
     tokenizer = DiffuCoderTokenizer.from_pretrained(source, adds_mask=True)
     config = DreamForCausalLM.read_config(source)
     config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
     started = DreamForCausalLM.from_pretrained(source, dtype=jnp.bfloat16)
-    started.become(config.with_blocks(block_length))
-    started.save_pretrained(
-        folder / f"start-{block_length}", dtype="bfloat16", tokenizer=tokenizer, source=source
-    )
+    started.become(config.with_blocks(block_length, is_causal))
+    name = f"start-{block_length}{'-causal' if is_causal else ''}"
+    started.save_pretrained(folder / name, dtype="bfloat16", tokenizer=tokenizer, source=source)
 
 
 def kept_tokens(tokenizer: DiffuCoderTokenizer, row: Generation, text: str) -> int:
@@ -250,6 +249,7 @@ def main(
     model: str = "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     tests: tuple[Path, ...] = (),
     block_length: int = 4,
+    attention: Literal["blocks", "causal"] = "blocks",
     adapter: Path | None = None,
     name: str = "base",
     limit: int = 48,
@@ -263,6 +263,7 @@ def main(
         model: the base.
         tests: files of test tasks, whose function names are left out.
         block_length: of the model to start from.
+        attention: of the model to start from, as in `adapt --attention`.
         adapter: of the measured model.
         name: of the measure.
         limit: number of problems, evenly spread.
@@ -273,7 +274,7 @@ def main(
     elif stage == "answers":
         write_answers(folder, model)
     elif stage == "start":
-        write_start(folder, model, block_length)
+        write_start(folder, model, block_length, attention == "causal")
     elif stage == "table":
         print(table(json.loads((folder / "counts.json").read_text(encoding="utf-8"))))
     else:
@@ -283,6 +284,8 @@ def main(
             commit = {"commit": "threshold", "threshold": threshold, "cache": "window"}
             decoding = Decoding(block_length=engine.config.block_size, **commit)
             options = replace(options, top_p=None, top_k=None, decoding=decoding)
+            if engine.config.is_causal:
+                options = replace(options, alg="left_to_right")
         found = measure(engine, tests[0], limit, options)
         counts = folder / "counts.json"
         stored = json.loads(counts.read_text()) if counts.is_file() else {}

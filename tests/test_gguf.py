@@ -30,6 +30,7 @@ KINDS = {
     "qwen3": {"model_type": "qwen3", "head_size": 32},
     "llama": {"model_type": "llama", "tie_word_embeddings": True},
     "llada": {"model_type": "llada"},
+    "causal blocks": {"model_type": "qwen2", "block_size": 4, "is_causal": True},
 }
 
 

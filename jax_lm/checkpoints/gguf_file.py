@@ -63,6 +63,9 @@ SIZES = pairs("""
     rope_theta               rope.freq_base
     rms_norm_eps             attention.layer_norm_rms_epsilon
 """)
+# Field of ours, after the architecture, of a model with causal blocks. llama.cpp does not know it, and
+# decodes such a model left to right.
+CAUSAL_BLOCKS = "diffusion.block_size"
 READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 # File of a folder made by `as_folder` that says where each tensor is in the GGUF file.
 INDEX = "gguf_tensors.json"
@@ -201,12 +204,15 @@ def model_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
         for name, key in SPECIAL.items()
     }
     head_size = value(reader, f"{architecture}.attention.key_length")
+    block = value(reader, f"{architecture}.{CAUSAL_BLOCKS}")
     default_size = sizes["hidden_size"] / sizes["num_attention_heads"]
     return DreamConfig(
         model_type=ARCHITECTURES[architecture],
         vocab_size=shapes["token_embd.weight"][-1],
         tie_word_embeddings="output.weight" not in shapes,
         head_size=None if head_size in (None, default_size) else head_size,
+        block_size=block,
+        is_causal=None if block is None else True,
         **sizes,
         **ids,
     )
@@ -286,7 +292,7 @@ def save(
         CheckpointError: llama.cpp does not support the family or the tokenizer.
     """
     architecture = invert(ARCHITECTURES).get(config.model_type)
-    if architecture is None or config.block_size is not None:
+    if architecture is None or config.attention_block not in (None, 1):
         raise CheckpointError(
             f"llama.cpp has no architecture for {config.family.name}: it has those of "
             f"{', '.join(ARCHITECTURES.values())}, without blocks"
@@ -301,7 +307,9 @@ def save(
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
-    if config.family.is_diffusion:
+    if config.block_size is not None:
+        writer.add_uint32(f"{architecture}.{CAUSAL_BLOCKS}", config.block_size)
+    if config.attention_block is None:
         writer.add_causal_attention(False)
         writer.add_diffusion_shift_logits(config.family.shifts)
     write_tokenizer(writer, tokenizer, config)

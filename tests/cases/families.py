@@ -49,6 +49,7 @@ def write_random(folder, family, **sizes):
     config = DreamConfig(
         model_type=kind,
         block_size=family.block_size,
+        is_causal=family.is_causal or None,
         # heads that are wider than hidden_size / num_attention_heads, as Qwen3 has them
         **SMALL | {"head_size": 16 if architecture.has_qk_norm else None} | sizes,
         **{name: words.token_to_id(token) for name, token in ids.items()},
