@@ -95,7 +95,8 @@ def test_a_model_with_causal_blocks_stays_the_causal_model(tmp_path, tiny_config
     assert base.config.family.name == "adapted to causal blocks"
     options = GenerationOptions(max_new_tokens=14, temperature=0.0, top_p=None, early_stop=False)
     one_by_one = Decoding(commit="threshold", threshold=1.0)
-    in_order = replace(options, alg="left_to_right", decoding=one_by_one)
+    # The default order of such a model is left to right.
+    in_order = replace(options, decoding=one_by_one)
     for prompt in ("def f(x):\n", "def", "a = 11"):
         # Below the adapters, blocks that are filled a token at a time are what the base writes: no
         # token attends to the masks after it.

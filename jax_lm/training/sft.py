@@ -206,7 +206,9 @@ def adapt(
         ValueError: no samples, rows that exceed the context, or another run in `out`.
     """
     length = longest_allowed(config, model.config.max_position_embeddings)
-    config = replace(config, max_length=length, loss=resolve_blocks(config.loss, model, config.is_causal))
+    config = replace(
+        config, max_length=length, loss=resolve_blocks(config.loss, model, config.is_causal)
+    )
     stream, held_out = make_streams(samples, config, pad_id, 0)
     require_memory(model, config, "adapt", trained)
     opening = partial(openness, annealing_steps=config.opening_steps)
