@@ -373,6 +373,14 @@ def test_this_machine_can_be_planned_for(capsys):
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_the_built_in_model_can_be_planned_for(capsys):
+    words = ["plan", "--topology", "cpu", "--estimate"]
+    assert main([*words, "--model", "builtin"]) == 0
+    assert "8.3 MiB" in capsys.readouterr().out
+    assert main(words) == 2
+    assert "model, model_config: give one of them" in capsys.readouterr().err
+
+
 def test_adapters_take_their_own_masters_and_the_weights_below_them_once(tiny_config):
     for precision in ("bfloat16", "int8"):
         planned = PlannedStep(

@@ -654,6 +654,7 @@ def test_one_case(program, tmp_path, capsys):
             "tests=t and input=1.in: give one of them",
         ),
         (("--input", "no.in", "--expected", "no.out"), "'no.in' cannot be read"),
+        (("--timeout", "0"), "timeout=0.0: must lie in [0.001, 3600] seconds"),
         (("--tests", "."), "7.in has no 7.out or 7.ans"),
         (
             ("--tests", "empty"),

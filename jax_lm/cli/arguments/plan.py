@@ -49,7 +49,7 @@ class Plan:
 
     topology: str
     step: str = "generate"
-    model: str | None = None
+    model: str = ""
     model_config: Literal["small", "7b"] | None = None
     dtype: str = "bfloat16"
     lora_rank: int | None = None

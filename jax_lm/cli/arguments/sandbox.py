@@ -83,6 +83,8 @@ class SandboxRun:
         if (self.input is None) != (self.expected is None):
             raise ValueError(f"input={self.input}, expected={self.expected}: a case needs both")
         require_at_most_one(self, "tests", "input")
+        if not 0.001 <= self.timeout <= 3600:
+            raise ValueError(f"timeout={self.timeout}: must lie in [0.001, 3600] seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,9 +129,9 @@ def compiles(arguments: Plan, package: CompilerPackage) -> bool:
 
 def plan_config(arguments: Plan) -> DreamConfig:
     """Return the shape of the model to plan for."""
-    if (arguments.model is None) == (arguments.model_config is None):
+    if bool(arguments.model) == bool(arguments.model_config):
         raise ValueError("model, model_config: give one of them")
-    if arguments.model is not None:
+    if arguments.model:
         return DreamForCausalLM.read_config(
             huggingface.resolve(arguments.model, with_weights=False)
         )
