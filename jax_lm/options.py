@@ -29,7 +29,7 @@ COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy", "low_entro
 ENTROPY_RULES = ("entropy", "low_entropy")
 # Commit rules with which several blocks can be filled in parallel.
 PIPELINE_RULES = ("threshold", "low_entropy")
-CACHES = ("none", "prefix", "dual", "window", "causal")
+CACHES = ("none", "prefix", "dual", "window", "causal", "delayed")
 CHOICES = {"commit": COMMIT_RULES, "cache": CACHES, "first_token": ("rule", "force")}
 BLOCK_LENGTH = 32
 # The value of `block_length` for one block that covers the whole canvas.
@@ -62,6 +62,7 @@ DECODING_DEFAULTS: Fields = {
     "decay": 0.3,
     "entropy_bound": 0.1,
     "cache": "none",
+    "cache_delay": 2,
     "refresh_every": 1,
     "refresh_steps": None,
     "freeze_prompt": False,
@@ -210,11 +211,16 @@ class Decoding:
             several blocks are filled in parallel, with commit rule `threshold`. It is for
             completions, not for holes. If the model attends by blocks, a full pass computes the block
             of attention and the one before it; with `dual`, it is repeated until the first position
-            of the block is decided (Fast-dLLM v2's cache of a block).
+            of the block is decided (Fast-dLLM v2's cache of a block). `delayed` fills several blocks
+            in parallel under full attention (d3LLM), one text at a time: the rows after the prompt
+            and the finished blocks that are kept; all rows while another finished block waits.
+        cache_delay: with cache `delayed`, number of forward passes for which a finished block waits
+            before its keys and values are kept; the prompt waits from the start.
         refresh_every: number of blocks between two full forward passes. At the start of the other
             blocks, only the previous block and the new one are recomputed.
         refresh_steps: number of forward passes from one full forward pass to the next within a
-            block; if not given, only the first one of a block is full.
+            block; if not given, only the first one of a block is full. With cache `delayed`, each
+            pass whose number in the answer is a multiple of it; if not given, none of them.
         freeze_prompt: never refresh the cache of the prompt.
         first_token: `rule` treats the first position of a block like the others; `force` commits it
             alone in the first forward pass over the block, as Fast-dLLM does. If the model attends
@@ -226,8 +232,9 @@ class Decoding:
             threshold, in [0, 1].
         active_blocks: the largest number of blocks filled in parallel. With cache `causal`, each
             step computes the rows of all of them. With cache `none`, this or `add_threshold` asks
-            for blocks in parallel under full attention (d3LLM), with commit rule `threshold` or
-            `low_entropy`, for completions; the first unfinished block commits a token at each step.
+            for blocks in parallel under full attention (d3LLM), as cache `delayed` does, with commit
+            rule `threshold` or `low_entropy`, for completions; the first unfinished block commits a
+            token at each step.
     """
 
     preset: str = "exact"
@@ -238,6 +245,7 @@ class Decoding:
     entropy_bound: float | None = None
     block_length: int | None = None
     cache: str | None = None
+    cache_delay: int | None = None
     refresh_every: int | None = None
     refresh_steps: int | None = None
     freeze_prompt: bool | None = None
@@ -255,7 +263,7 @@ class Decoding:
         require_above_zero(settings, "factor")
         require_shares(settings, "decay", "add_threshold", "activate_threshold")
         require_at_least_zero(settings, "entropy_bound", "block_length")
-        require_sizes(settings, "refresh_every", "refresh_steps", "active_blocks")
+        require_sizes(settings, "refresh_every", "refresh_steps", "active_blocks", "cache_delay")
         for name, rules in RULES_BY_SETTING.items():
             if (value := getattr(self, name)) is not None and settings.commit not in rules:
                 raise ValueError(
@@ -268,15 +276,24 @@ class Decoding:
             # A first token can also be forced without a cache.
             required = WITHOUT_REFRESHES | {"first_token": settings.first_token}
             require_only(settings, required, "with cache='none': it needs a cache")
+        elif settings.cache == "delayed":
+            require_only(
+                settings, {"refresh_every": 1, "freeze_prompt": False}, "with cache='delayed'"
+            )
+        else:
+            # These caches would silently ignore the settings of the pipeline.
+            require_only(
+                self,
+                dict.fromkeys(PIPELINE_SETTINGS),
+                "without cache='causal', 'delayed' or 'none'",
+            )
+        if settings.cache != "delayed":
+            require_only(self, {"cache_delay": None}, "without cache='delayed'")
+        if settings.cache != "causal":
             require_only(self, {"activate_threshold": None}, "without cache='causal'")
             if self.is_pipelined:
                 require_only(settings, {"first_token": "rule"}, f"with {ACTIVE_BLOCKS}")
                 require_one_of("commit", settings.commit, PIPELINE_RULES)
-        else:
-            # These caches would silently ignore the settings of the pipeline.
-            require_only(
-                self, dict.fromkeys(PIPELINE_SETTINGS), "without cache='causal' or cache='none'"
-            )
 
     @cached_property
     def settings(self) -> SimpleNamespace:
@@ -295,7 +312,7 @@ class Decoding:
     @property
     def is_pipelined(self) -> bool:
         """Whether several blocks are filled at once."""
-        return self.cache == "causal" or any(
+        return self.cache in ("causal", "delayed") or any(
             getattr(self, name) is not None for name in PIPELINE_SETTINGS
         )
 

@@ -352,7 +352,7 @@ def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
     [
         (
             {"add_threshold": 0.1, "cache": "dual"},
-            "add_threshold=0.1: must be None without cache='causal' or cache='none'",
+            "add_threshold=0.1: must be None without cache='causal', 'delayed' or 'none'",
         ),
         (
             {"active_blocks": 2, "preset": "fast"},

@@ -15,9 +15,10 @@ from family_cases import config_fields, random_tensor
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.commit_rules import below_entropy
+from jax_lm.diffusion.delayed_cache import DelayedCache
 from jax_lm.diffusion.multi_block import MultiBlock
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
+from jax_lm.models.dream import DreamForCausalLM, DreamModel, parameter_shapes
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.training.grpo_config import Estimator, GRPOConfig
 
@@ -96,6 +97,94 @@ def test_answers_are_those_of_the_published_loop(sampler, name, is_stopped):
         assert spared == 0 or (is_stopped and spared == 1)
 
 
+def cached(case, **changes):
+    """The options of a recorded case with the delayed cache."""
+    cache = {"cache_delay": case["cache_delay_iter"], "refresh_steps": case["refresh_interval"]}
+    return options(case["settings"], cache="delayed", **cache | changes)
+
+
+def passes_of(sampler, prompt, settings, **more):
+    """The tokens of an answer, and the rows that each of its passes needs."""
+    canvas = Canvas.after(np.array([prompt], np.int32), None, RECORDED["columns"])
+    width = canvas.tokens.shape[1]
+    starts = [0, *range(len(prompt), width, RECORDED["block"])]
+    rows = []
+    for state in sampler.stream(canvas, settings, **more):
+        rows.append(width - starts[int(state.extra.stored[0])])
+    assert not np.asarray(state.masked).any()
+    return tokens_of(state)[0, len(prompt) :], rows
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_answers_with_a_delayed_cache_are_those_of_the_published_loop(sampler, is_stopped):
+    """Token for token, and pass for pass as many rows; up to a stop token, and one pass less."""
+    cases = [case for case in RECORDED["delayed"] if (case["stop"] is not None) == is_stopped]
+    assert len(cases) == 25
+    for case in cases:
+        model, ids = exchanged(sampler, case["stop"] if is_stopped else STOP)
+        stops = (STOP,) if is_stopped else ()
+        tokens, rows = passes_of(model, ids[case["prompt"]], cached(case), stop_ids=stops)
+        found = ids[tokens].tolist()
+        end = RECORDED["columns"] if case["stop"] is None else found.index(case["stop"]) + 1
+        assert found[:end] == case["tokens"][:end]
+        assert rows == case["rows"][: len(rows)]
+        spared = case["forwards"] - len(rows)
+        assert spared == 0 or (is_stopped and spared == 1)
+
+
+def test_a_wrong_delay_or_no_refresh_gives_other_answers(sampler):
+    """The comparison above would see it, and neither compiles anything."""
+    cases = [case for case in RECORDED["delayed"] if case["stop"] is None]
+    refreshed = [case for case in cases if case["refresh_interval"] == 5]
+
+    def differing(cases, **change):
+        answers = (
+            passes_of(sampler, case["prompt"], cached(case, **change), every=None)[0].tolist()
+            for case in cases
+        )
+        return sum(answer != case["tokens"] for answer, case in zip(answers, cases, strict=True))
+
+    def count():
+        assert differing(cases) == 0
+        assert differing(cases, cache_delay=3) > 20
+        assert differing(refreshed, refresh_steps=None) == len(refreshed) == 5
+
+    passes_of(sampler, cases[0]["prompt"], cached(cases[0]))
+    assert count_compilations(count) == 0
+
+
+def test_keys_that_are_attended_to_twice_count(sampler, monkeypatch):
+    """The published loop keeps blocks twice where several wait; once gives other answers."""
+
+    class Once(DelayedCache):
+        def advance_pipeline(self, *given):
+            following = super().advance_pipeline(*given)
+            nowhere = jnp.zeros_like(following.parts.repeated)
+            return following._replace(parts=following.parts._replace(repeated=nowhere))
+
+    monkeypatch.setattr("jax_lm.diffusion.sampler.METHODS", (Once,))
+    cases = [case for case in RECORDED["delayed"] if case["stop"] is None]
+    answers = [passes_of(sampler, case["prompt"], cached(case))[0].tolist() for case in cases]
+    assert answers != [case["tokens"] for case in cases]
+
+
+def test_a_pass_with_a_delayed_cache_computes_fewer_rows(sampler, monkeypatch):
+    """The layers of each branch have as many rows as the number of stored parts leaves."""
+    compute = DreamModel.recompute
+    counts = []
+
+    def counted(self, input_ids, *given, **more):
+        counts.append(input_ids.shape[-1])
+        return compute(self, input_ids, *given, **more)
+
+    monkeypatch.setattr(DreamModel, "recompute", counted)
+    case = RECORDED["delayed"][0]
+    # another number of columns is another program
+    canvas = Canvas.after(np.array([case["prompt"]], np.int32), None, 40)
+    sampler.generate(canvas, cached(case))
+    assert set(counts) == {59, 40, 28, 16, 4}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -171,6 +260,22 @@ def test_what_does_not_go_together_is_refused_by_name(sampler, tiny_inference):
         make_sequence(0, options=options(top_k=50))
     with pytest.raises(ValueError, match=r"add_threshold=0\.1: estimator='trace' does not score"):
         GRPOConfig(generation=options(temperature=1.0), masks=Estimator(estimator="trace"))
+    delayed = options(cache="delayed")
+    with pytest.raises(ValueError, match="cache_delay=2: must be None without cache='delayed'"):
+        options(cache_delay=2)
+    with pytest.raises(ValueError, match="cache_delay=0: must be at least 1"):
+        options(cache="delayed", cache_delay=0)
+    with pytest.raises(ValueError, match="refresh_every=2: must be 1 with cache='delayed'"):
+        options(cache="delayed", refresh_every=2)
+    with pytest.raises(ValueError, match="commit='steps': must be one of threshold, low_entropy"):
+        Decoding(cache="delayed", commit="steps")
+    with pytest.raises(ValueError, match="cache='delayed': decodes one text at a time"):
+        decoded(sampler, [[7, 8], [9, 8]], delayed)
+    with pytest.raises(ValueError, match="cache='delayed': must be none or window"):
+        make_sequence(0, options=options(cache="delayed", top_k=50))
+    sampled = options(cache="delayed", add_threshold=None, active_blocks=None, temperature=1.0)
+    with pytest.raises(ValueError, match="cache=delayed: estimator='trace' does not score"):
+        GRPOConfig(generation=sampled, masks=Estimator(estimator="trace"))
     # Weights that attend by blocks never saw a canvas that attends to itself.
     config = DreamConfig.from_dict(config_fields("a2d-qwen3-bd3lm", 0))
     canvas = Canvas.after(np.ones((1, 4), np.int32), None, 8)

@@ -10,7 +10,7 @@ as a batch of one.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import disturbed
+from jax_lm.diffusion.candidates import SamplingParams, disturbed
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.state import BatchInputs, Proposal, SamplerState, StepCarry, decided_stops
 from jax_lm.diffusion.step import (
@@ -55,10 +55,12 @@ class Pipeline(NamedTuple):
     Attributes:
         begun: the first blocks, this many, have begun.
         stored: the first blocks, this many, have their final keys and values in the cache.
+        parts: what a subclass keeps of the parts of a row.
     """
 
     begun: BatchCounts
     stored: BatchCounts
+    parts: Any = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class BlockPipeline(Variant):
     prompt_block: int | None = None
     begun = 0
     column_rows: int = 2
+    # A hook of subclasses. The `extra` of its state is that row's part of the pipeline.
+    evaluate = staticmethod(evaluate)
 
     @classmethod
     def of(cls, canvas, options, config) -> "BlockPipeline | None":
@@ -146,13 +150,10 @@ class BlockPipeline(Variant):
         # which blocks have begun, given the tokens of the last step
         params = inputs.params
         pipeline = state.extra
-        assert params.add_threshold is not None
         assert params.activate_threshold is not None
         masks = self.masks(state.masked)
         is_stop = decided_stops(state, inputs, config.stop_ids)
-        following = self.advance_pipeline(
-            pipeline, masks, jnp.any(is_stop, axis=1), params.add_threshold
-        )
+        following = self.advance_pipeline(pipeline, masks, jnp.any(is_stop, axis=1), params)
         is_begun = self.number(jnp.arange(state.tokens.shape[1])) < following.begun[:, None]
         # Blocks that finished with the last step are computed by this one with their final tokens.
         # A finished block of one column is the row that predicts the next.
@@ -168,7 +169,7 @@ class BlockPipeline(Variant):
             attention_mask = self.admitted(canvas.attention_mask, window.rows + jnp.arange(rows))
             of_row = BatchInputs(canvas._replace(attention_mask=attention_mask), window, params)
             visible = row._replace(masked=seen)
-            evaluation, cache = evaluate(
+            evaluation, cache = self.evaluate(
                 model, visible, cache, of_row, replace(config, axes=(ROWS,))
             )
             chosen = self.choose(evaluation.proposal, visible, is_forced, of_row, config)
@@ -181,7 +182,8 @@ class BlockPipeline(Variant):
             lambda part: part[:, None], (*given, cache, inputs.canvas)
         )
         mapped = jax.vmap(take, axis_name=ROWS)
-        decided, cache = mapped(state.rows(), seen, is_forced, starts, cache, canvas)
+        rows = state.rows()._replace(extra=following)
+        decided, cache = mapped(rows, seen, is_forced, starts, cache, canvas)
         decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
         state = self.end_texts(state._replace(**decided), inputs, config)
         state = state._replace(step=state.step + 1, forwards=state.forwards + 1, extra=following)
@@ -194,7 +196,7 @@ class BlockPipeline(Variant):
         return state
 
     def advance_pipeline(
-        self, pipeline: Pipeline, masks: BlockCounts, is_stopped: BatchFlags, add_threshold: Scalar
+        self, pipeline: Pipeline, masks: BlockCounts, is_stopped: BatchFlags, params: SamplingParams
     ) -> Pipeline:
         """Count the finished blocks, and begin the next block of each row where allowed.
 
@@ -203,8 +205,9 @@ class BlockPipeline(Variant):
         """
         # masks [0, 0, 3, 0] -> 2 finished: only the first ones count
         finished = jnp.sum(jnp.cumprod(masks == 0, axis=1), axis=1, dtype=jnp.int32)
+        assert params.add_threshold is not None
         is_filled = jnp.pad(
-            self.is_filled(masks, add_threshold), ((0, 0), (1, 0)), constant_values=True
+            self.is_filled(masks, params.add_threshold), ((0, 0), (1, 0)), constant_values=True
         )
         # With the prompt in front, entry n says whether the block before block n is filled.
         is_ready = jnp.take_along_axis(is_filled, pipeline.begun[:, None], axis=1)[:, 0]

@@ -67,6 +67,8 @@ class SamplingParams(NamedTuple):
         add_threshold, activate_threshold: filled shares of a block from which the next block
             begins, and from which it must decide a token at each step; None unless several blocks
             are filled at once.
+        cache_delay, refresh_steps: passes before a delayed cache keeps a finished block, and from
+            one pass over all rows to the next (infinity); None unless several blocks are filled.
         keeps_logprobs: whether to record log-probabilities in a state that has room for them; None
             means never.
     """
@@ -88,6 +90,8 @@ class SamplingParams(NamedTuple):
     early_stop: Flag | None = None
     add_threshold: Value | None = None
     activate_threshold: Value | None = None
+    cache_delay: Value | None = None
+    refresh_steps: Value | None = None
     keeps_logprobs: Flag | None = None
 
     @classmethod
@@ -133,8 +137,9 @@ class SamplingParams(NamedTuple):
         if options.decoding.is_pipelined:
             numbers |= {
                 name: as_float32(getattr(decoding, name))
-                for name in ("add_threshold", "activate_threshold")
+                for name in ("add_threshold", "activate_threshold", "cache_delay")
             }
+            numbers["refresh_steps"] = as_float32(decoding.refresh_steps or np.inf)
         return cls(**numbers)
 
     @property

@@ -2,7 +2,8 @@
 
 Blocks begin and decide tokens as in D2F's block pipeline. But every position attends to the whole
 canvas, including blocks that have not begun, and each step recomputes the whole canvas. It suits
-weights distilled for it, and works with any weights with full attention.
+weights distilled for it, and works with any weights with full attention. `DelayedCache` is the same
+with a KV cache.
 """
 
 from dataclasses import replace
@@ -20,11 +21,13 @@ class MultiBlock(BlockPipeline):
     """The blocks of an answer, of which several are filled at once, each seeing the whole canvas."""
 
     begun = 1
+    # Value of the option `cache` that selects this method.
+    cache = "none"
 
     @classmethod
     def of(cls, canvas, options, config) -> "MultiBlock | None":
         decoding = options.decoding
-        if not decoding.is_pipelined or decoding.settings.cache != "none":
+        if not decoding.is_pipelined or decoding.settings.cache != cls.cache:
             return None
         if config.attention_block is not None:
             raise ValueError(

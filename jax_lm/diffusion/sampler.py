@@ -28,6 +28,7 @@ from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.delayed_cache import DelayedCache
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.lookahead import Lookahead
 from jax_lm.diffusion.multi_block import MultiBlock
@@ -76,13 +77,13 @@ from jax_lm.sharding import constrain
 # A function that returns which rows of a state need no continuation.
 IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 
-# Decoding methods in order of precedence. The first one whose `of` returns a variant decodes the
-# request; plain denoising, the last one, accepts every request.
+# Decoding methods by precedence: the first one accepts the request whose `of` returns a variant.
 METHODS: tuple[type[Variant], ...] = (
     VariableLength,
     PathPlanning,
     BlockPipeline,
     MultiBlock,
+    DelayedCache,
     Drafts,
     Lookahead,
     Variant,
@@ -217,13 +218,12 @@ class Sampler:
         state = state or self.start(canvas, seed)
         if hooks.tokens is not None:
             state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
-        cache = KVCache()
-        if decoding.cache != "none":
-            cache = run_empty_cache(
-                self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual"
-            )
         hooks = replace(hooks, admits_mask=strict_reference)
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
+        cache = KVCache()
+        if decoding.cache != "none":
+            shape = len(canvas.tokens), canvas.tokens.shape[1] * config.variant.cache_widths
+            cache = run_empty_cache(self.graph, self.params, shape, decoding.cache == "dual")
         if is_fresh and self.mesh is None and hooks == NO_HOOKS and type(config.variant) is Variant:
             # The samples of a prompt are equal until the first of them commits a token. On a mesh,
             # the repeated cache would be sharded differently from those of later refreshes.

@@ -100,6 +100,8 @@ class Variant:
     """Whether a decided stop token ends the text of its hole."""
     keeps_candidates = False
     """Whether an evaluation returns its candidates."""
+    cache_widths = 1
+    """Columns of a cache, in widths of the canvas."""
 
     @classmethod
     def of(

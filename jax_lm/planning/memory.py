@@ -148,8 +148,8 @@ class PlannedStep:
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.is_pipelined:
             raise ValueError(
-                "cache='causal', active_blocks: plans for several blocks at once are not "
-                "supported; a step is like one with cache 'window' or 'none' that has more rows"
+                "cache='causal' or 'delayed', active_blocks: plans for several blocks at once are "
+                "not supported; a step is like one with cache 'window' or 'none' that has more rows"
             )
         if self.is_training and self.quantization not in (None, "int8"):
             raise ValueError(

@@ -242,6 +242,7 @@ class GRPOConfig:
             require_traced(lambda value: not value, self.generation, "lookahead")
             require_traced(lambda value: value != P2, self.generation, "alg")
             require_traced(lambda value: False, self.generation.decoding, *PIPELINE_SETTINGS)
+            require_traced(lambda value: value != "delayed", decoding, "cache")
         if self.masks.sampling_temperature:
             rule = "scores have no temperature 0"
             require(rule, lambda value: value > 0, self.generation, "temperature")
