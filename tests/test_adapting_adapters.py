@@ -77,14 +77,15 @@ def test_adapters_make_a_causal_model_a_diffusion_model(
     assert capsys.readouterr().out.startswith("def")
 
 
-def test_a_model_with_causal_blocks_stays_the_causal_model(tmp_path, tiny_config, capsys):
+@pytest.mark.parametrize("on_masks", [["--lora-on-masks"], []], ids=["on masks", "on all"])
+def test_a_model_with_causal_blocks_stays_the_causal_model(on_masks, tmp_path, tiny_config, capsys):
     causal = write_causal(tmp_path / "causal", tiny_config)
     rows = [json.dumps({"text": f"def add_{n}(a):\n    return a + {n}\n"}) for n in range(8)]
     (tmp_path / "code.jsonl").write_text("\n".join(rows))
     arguments = ["adapt", "--model", causal, "--data", tmp_path / "code.jsonl"]
     arguments += ["--out", tmp_path / "run", "--max-length", 32, "--batch-size", 2]
-    arguments += ["--max-steps", 1, "--lora-rank", 2, "--block-length", 4]
-    assert main([*map(str, arguments), "--attention", "causal"]) == 0
+    arguments += ["--max-steps", 3, "--lora-rank", 2, "--block-length", 4, "--learning-rate", 1]
+    assert main([*map(str, arguments), "--attention", "causal", *on_masks]) == 0
     # another attention is another base
     assert main(list(map(str, arguments))) == 2
     assert "base is not the model of these adapters" in capsys.readouterr().err
@@ -106,9 +107,12 @@ def test_a_model_with_causal_blocks_stays_the_causal_model(tmp_path, tiny_config
             assert base.complete([prompt], in_order.with_settings(cache=cache))[0] == text
     with pytest.raises(ValueError, match="it completes prompts, and fills no holes"):
         base.infill("a", "b", 8, options=in_order)
-    # With the adapters several tokens are decided at once, and no cache changes any.
     trained = DiffuCoderInference(adapter=tmp_path / "run/adapter", dtype="float32", verbose=False)
-    several = in_order.with_settings(threshold=0.05)
+    # Adapters on masks alone do not change what follows a text that is decided. Others do.
+    text = engine.complete(["def f(x):\n"], options)[0]
+    assert (trained.complete(["def f(x):\n"], in_order)[0] == text) == bool(on_masks)
+    # Several tokens are decided at once, and no cache changes any.
+    several = in_order.with_settings(threshold=0.01)
     decoded = {
         cache: trained.decode(
             [Template.infilling("def f(x):\n", 14, "")], several.with_settings(cache=cache)
@@ -117,6 +121,9 @@ def test_a_model_with_causal_blocks_stays_the_causal_model(tmp_path, tiny_config
     }
     assert len({tuple(each.rows[0].token_ids) for each in decoded.values()}) == 1
     assert len(set(decoded["none"].rows[0].commit_step)) < 14
+    merged = ["merge-lora", "--adapter", tmp_path / "run/adapter", "--out", tmp_path / "merged"]
+    assert main(list(map(str, merged))) == (2 if on_masks else 0)
+    assert ("act on masks alone cannot be merged" in capsys.readouterr().err) == bool(on_masks)
 
 
 def test_random_weights_have_no_adapters(tmp_path, capsys):

@@ -40,7 +40,7 @@ TENSOR = re.compile(
 READ_FIELDS = frozenset(
     """
     r lora_alpha target_modules exclude_modules use_rslora rank_pattern alpha_pattern
-    layers_to_transform base_model_name_or_path revision
+    layers_to_transform base_model_name_or_path revision on_masks
     """.split()  # noqa: SIM905 (a table, not a list)
 )
 # Fields of adapter_config.json that do not change what is computed.
@@ -82,6 +82,8 @@ class LoraConfig:
         alpha_pattern: alphas of particular layers, by a regular expression for the end of the path.
         exclude_modules: layers that carry no adapter, in the form of `targets`.
         layers_to_transform: numbers of the decoder layers that carry adapters; None is all.
+        on_masks: whether the adapters act on masks alone, so that all other tokens are computed as
+            without them (arXiv 2507.11851). PEFT has no such field.
         root: prefix of the paths, before `layers.`, in the model that PEFT wrapped.
     """
 
@@ -93,6 +95,7 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     exclude_modules: LayerNames = ()
     layers_to_transform: tuple[int, ...] | None = None
+    on_masks: bool = False
     root: str = "model."
 
     def __post_init__(self):
@@ -269,6 +272,7 @@ def read_config(fields: Fields, path: Path) -> LoraConfig:
             alpha_pattern=as_numbers(settings.get("alpha_pattern"), float),
             exclude_modules=as_names(settings.get("exclude_modules")),
             layers_to_transform=layer_numbers(settings.get("layers_to_transform")),
+            on_masks=bool(settings.get("on_masks")),
         )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -383,4 +387,6 @@ def peft_fields(config: LoraConfig, base: NamedBase) -> Fields:
         "modules_to_save": None,
         "init_lora_weights": True,
         "use_dora": False,
+        # absent where PEFT computes the same
+        **({"on_masks": True} if config.on_masks else {}),
     }

@@ -62,6 +62,8 @@ class DreamModel(nnx.Module):
         self.norm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
         self.attention_block = config.attention_block
+        # the token whose rows adapters act on; None is all of them
+        self.adapted_token: int | None = None
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -73,6 +75,10 @@ class DreamModel(nnx.Module):
         if self.attention_block is None:
             return mask
         return limit_to_blocks(mask, queries, keys, self.attention_block)
+
+    def adapted_rows(self, input_ids: Batch) -> Mask | None:
+        """Return the rows that adapters act on; None is all of them."""
+        return None if self.adapted_token is None else input_ids == self.adapted_token
 
     def hidden_states(
         self,
@@ -99,13 +105,14 @@ class DreamModel(nnx.Module):
         attention_mask = self.limit(attention_mask, position_ids, position_ids)
         # cos and sin are the same for all layers.
         rotary = self.rotary_emb(position_ids)
+        adapted = self.adapted_rows(input_ids)
         x = self.embed_tokens(input_ids, self.mesh).astype(self.dtype)
         for layer in self.layers:
             yield x
 
             # The default argument binds the layer now: a traced function may be called later.
             def outputs(x, layer=layer):
-                return layer(x, rotary, attention_mask, mesh=self.mesh)[0]
+                return layer(x, rotary, attention_mask, mesh=self.mesh, adapted=adapted)[0]
 
             x = (jax.checkpoint(outputs) if remat else outputs)(x)
         yield self.norm(x)
@@ -142,13 +149,15 @@ class DreamModel(nnx.Module):
             keys = default_positions(attention_mask.astype(jnp.int32), attention_mask)
             attention_mask = self.limit(attention_mask, position_ids, keys)
         rotary = self.rotary_emb(position_ids)
+        adapted = self.adapted_rows(input_ids)
         x = self.embed_tokens(input_ids, self.mesh).astype(self.dtype)
         new_cache = []
         # layers: each writes its new keys and values into the cache, and attends to all of it
         for layer, past in zip(self.layers, cache, strict=True):
 
             def outputs(x, past, layer=layer):
-                return layer(x, rotary, attention_mask, (past, start), self.mesh)
+                at = past, start
+                return layer(x, rotary, attention_mask, at, self.mesh, adapted=adapted)
 
             x, key_values = (jax.checkpoint(outputs) if remat else outputs)(x, past)
             new_cache.append(key_values)

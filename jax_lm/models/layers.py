@@ -4,7 +4,9 @@ Attribute names follow the module names of the published checkpoints. Dimension 
 `jax_lm.models.dream`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -19,15 +21,28 @@ from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyMask, KeyValues, WindowOperands, attend
 from jax_lm.models.products import lookup, product, scale_columns
-from jax_lm.models.shapes import ScalarInt, Shape, Tokens
+from jax_lm.models.shapes import Mask, ScalarInt, Shape, Tokens
 from jax_lm.models.window_attention import Rotary, attend_to_cache, rotate
 
 Batch = Tokens
 Hidden = Float[Array, "b t d"]
 # Outputs of layers that have the same input.
 Projections = Sequence[Float[Array, "b t _"]]
+# While a layer is traced: the rows that adapters act on; None is all of them. A variable of the
+# context, because only layers with adapters know of it.
+ADAPTED_ROWS: ContextVar[Mask | None] = ContextVar("adapted_rows", default=None)
 # The KV cache of a layer, and the position of the first row that is recomputed.
 Past = tuple[KeyValues, ScalarInt] | None
+
+
+@contextmanager
+def adapting(rows: Mask | None) -> Iterator[None]:
+    """Let adapters act on these rows alone; None is all of them."""
+    token = ADAPTED_ROWS.set(rows)
+    try:
+        yield
+    finally:
+        ADAPTED_ROWS.reset(token)
 
 
 @dataclass
@@ -199,12 +214,19 @@ class DreamDecoderLayer(nnx.Module):
         attention_mask: KeyMask,
         past: Past = None,
         mesh: Mesh | None = None,
+        *,
+        adapted: Mask | None = None,
     ) -> tuple[Hidden, KeyValues]:
-        attended, key_values = self.self_attn(
-            self.input_layernorm(x), rotary, attention_mask, past, mesh
-        )
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), key_values
+        """Compute the output, and the keys and values that the rows attended to.
+
+        `adapted` are the rows that adapters act on; None is all of them.
+        """
+        with adapting(adapted):
+            attended, key_values = self.self_attn(
+                self.input_layernorm(x), rotary, attention_mask, past, mesh
+            )
+            x = x + attended
+            return x + self.mlp(self.post_attention_layernorm(x)), key_values
 
 
 class DreamEmbedding(nnx.Module):

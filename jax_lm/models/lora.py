@@ -18,6 +18,7 @@ from jax_lm.checkpoints import peft
 from jax_lm.checkpoints.loading import CheckpointTensors, LoadSpec, load_tensors
 from jax_lm.checkpoints.peft import ATTENTION, LINEAR, LoraConfig, NamedBase, StoredAdapter
 from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.models.layers import ADAPTED_ROWS
 from jax_lm.models.products import product
 from jax_lm.models.seeds import seed_key
 from jax_lm.sharding import gather_to_host, tree_shardings
@@ -43,6 +44,8 @@ class LoraLinear(nnx.Module):
         # [*, in] -> [*, rank] -> [*, out]; both summands are in float32, and their sum is rounded.
         low = product(x, self.lora_a[...].astype(x.dtype), x.dtype)
         added = product(low, self.lora_b[...].astype(x.dtype)) * self.scale
+        if (rows := ADAPTED_ROWS.get()) is not None:
+            added = jnp.where(rows[..., None], added, 0)
         return (self.base(x, dtype=jnp.float32) + added).astype(dtype or x.dtype)
 
     @property
@@ -59,7 +62,7 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int):
         seed: seed of the random values of A.
 
     Raises:
-        ValueError: the configuration targets no layer of the model.
+        ValueError: the configuration targets no layer of the model, or masks that it does not have.
     """
     key = seed_key(seed)
     has_target = False
@@ -77,6 +80,10 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int):
             setattr(block, name, LoraLinear(getattr(block, name), rank, scale, folded))
     if not has_target:
         raise ValueError(f"lora_targets={config.targets!r}: no layer of the model is meant")
+    if config.on_masks:
+        if model.config.mask_token_id is None:
+            raise ValueError("lora_on_masks=True: the model has no mask token")
+        model.model.adapted_token = model.config.mask_token_id
 
 
 def is_lora(name: str) -> bool:
@@ -135,8 +142,12 @@ def merge(model: DreamForCausalLM):
     """Merge the adapters of a model into its weights, in place and in the dtype of the weights.
 
     Raises:
-        ValueError: the weights are quantized.
+        ValueError: the weights are quantized, or the adapters act on masks alone.
     """
+    if model.model.adapted_token is not None:
+        raise ValueError(
+            "adapters that act on masks alone cannot be merged into weights, which act on all tokens"
+        )
     for path, adapter in adapters(model):
         weight = adapter.base.weight
         if adapter.base.scale is not None:

@@ -64,7 +64,8 @@ class TrainedModel:
         if self.adapters is None:
             return None
         assert self.base
-        sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
+        names = "rank", "alpha", "targets", "on_masks"
+        sizes = {name: getattr(self.adapters, name) for name in names}
         # Checksums, because a file of the same name may hold another adapter.
         start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
         return {**sizes, "base": self.base.fingerprint, **start}

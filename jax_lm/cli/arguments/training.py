@@ -31,6 +31,7 @@ class ModelArguments:
         lora_alpha: adapters are scaled by alpha / rank; twice the rank by default.
         lora_targets: layers with adapters, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj
             and down_proj; all of them by default.
+        lora_on_masks: adapters act on masks alone: all other tokens are computed as without them.
         quantize: quantize the kernels below the adapters to int8, which halves the memory of the
             weights.
         save_dtype: dtype of the saved model or adapter; bfloat16 rounds small updates away.
@@ -43,6 +44,7 @@ class ModelArguments:
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_targets: tuple[str, ...] | None = None
+    lora_on_masks: bool = False
     quantize: Literal["int8"] | None = None
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
@@ -50,8 +52,8 @@ class ModelArguments:
 
     def __post_init__(self):
         # options of new adapters; `quantize` also applies to a given adapter
-        for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize"):
-            if (value := getattr(self, name)) is None:
+        for name in ("lora_rank", "lora_alpha", "lora_targets", "lora_on_masks", "quantize"):
+            if (value := getattr(self, name)) is None or value is False:
                 continue
             if self.adapter is not None and name != "quantize":
                 raise ValueError(f"{name}={value}: the adapter {self.adapter!r} has its own")
@@ -226,6 +228,7 @@ class Adapt:
             `lora_rank` base/ and, in the end, adapter/.
         lora_rank: train adapters of this rank instead of all weights. The model below them, with a
             mask token and the new attention, is written to base/ before the first step.
+        lora_on_masks: adapters act on masks alone: all other tokens are computed as without them.
         part: which part of a data set is read.
         columns: names of the columns.
         from_scratch: use only the shape (config.json) and the tokenizer, and initialise the
@@ -245,6 +248,7 @@ class Adapt:
     part: DatasetPart
     columns: TextColumn
     lora_rank: int | None = None
+    lora_on_masks: bool = False
     from_scratch: bool = False
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
@@ -255,3 +259,5 @@ class Adapt:
     def __post_init__(self):
         if self.from_scratch and self.lora_rank is not None:
             raise ValueError(f"lora_rank={self.lora_rank}: random weights are trained whole")
+        if self.lora_on_masks and self.lora_rank is None:
+            raise ValueError("lora_on_masks=True: needs lora_rank")

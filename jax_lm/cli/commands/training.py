@@ -159,7 +159,7 @@ def run_adapt(arguments: Adapt) -> int:
         config = config.with_blocks(settings.loss.block_length, settings.is_causal)
     tokenizer.require_ids(config)
     rank = arguments.lora_rank
-    adapters = None if rank is None else LoraConfig(rank=rank)
+    adapters = None if rank is None else LoraConfig(rank=rank, on_masks=arguments.lora_on_masks)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder, adapters)
     # data
     rows, digest, refused = open_samples(
@@ -256,7 +256,12 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     if arguments.lora_rank is None:
         return None
     targets = LINEAR if arguments.lora_targets is None else arguments.lora_targets
-    return LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=targets)
+    return LoraConfig(
+        rank=arguments.lora_rank,
+        alpha=arguments.lora_alpha,
+        targets=targets,
+        on_masks=arguments.lora_on_masks,
+    )
 
 
 def model_identity(arguments: ModelArguments, target: TrainedModel) -> Fields:
