@@ -60,12 +60,14 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 # float32 it is 1e-6.
 TOLERANCE = 1e-12
 # Loss that is compared with a loop over blocks: family, loss, adapters. Shifted and not, all weights
-# and adapters, attention by blocks and causal, one copy and its complement.
+# and adapters, attention by blocks and causal, adapters on masks alone, one
+# copy and its complement.
 LOOPS = {
     "shifted": ("Fast_dLLM_Qwen", LossConfig(block_length=4), False),
     "not shifted": ("a2d-qwen2", LossConfig(block_length=3, normalisation="sequence"), False),
     "adapters": ("Fast_dLLM_Qwen", LossConfig(block_length=2), True),
     "causal": ("qwen2", LossConfig(block_length=4), False),
+    "on masks": ("qwen2", LossConfig(block_length=4), True),
     "complement": (
         "qwen3",
         LossConfig(block_length=4, weighting="plain", complementary_masks=True),
@@ -100,7 +102,7 @@ def make_model(kind="Dream", length=None, has_adapters=False):
     config = replace(CONFIG, model_type=kind, block_size=length, is_causal=is_causal)
     model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
     if has_adapters:
-        lora.add_lora(model, lora.LoraConfig(rank=2), seed=0)
+        lora.add_lora(model, lora.LoraConfig(rank=2, on_masks=bool(is_causal)), seed=0)
         # New adapters begin with factors of zero, whose partners have no gradient.
         for _, adapter in lora.adapters(model):
             adapter.lora_b[...] = 0.1 * jax.random.normal(
