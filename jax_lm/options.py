@@ -536,6 +536,23 @@ class GenerationOptions:
         return self.num_steps or ceil(self.max_new_tokens / self.tokens_per_step)
 
 
+def restrict_options(options: GenerationOptions, config: DreamConfig) -> GenerationOptions:
+    """Return the options, restricted to what the model's family can decode.
+
+    A family with blocks decodes its own blocks, and from left to right by default if a token cannot
+    see later ones. An autoregressive model decodes from left to right.
+
+    Raises:
+        ValueError: the options ask for something else.
+    """
+    if not config.family.is_diffusion:
+        return options.left_to_right()
+    if config.is_causal and options.alg == DEFAULT_ALG:
+        options = replace(options, alg="left_to_right")
+    decoding = options.decoding.within_blocks(config.decoding_block, config.family.name)
+    return options.with_settings(decoding=decoding)
+
+
 DEFAULTS = GenerationOptions()
 
 

@@ -16,9 +16,9 @@ from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.parsing import parse_words
 from jax_lm.config import FAMILIES, DreamConfig
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.sampler import Sampler, restrict_options
+from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.step import empty_cache
-from jax_lm.options import GenerationOptions
+from jax_lm.options import GenerationOptions, restrict_options
 from jax_lm.tokenizer import pad_left
 
 RECORDED = json.loads((GOLDEN / "decoding.json").read_text())["cases"]

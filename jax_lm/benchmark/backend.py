@@ -21,11 +21,11 @@ from jax_lm.benchmark.settings import Cell
 from jax_lm.checkpoints.stored import QUANTIZED
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
-from jax_lm.diffusion.sampler import Sampler, restrict_options
+from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.models.graph import split_model
 from jax_lm.models.shapes import HostTokens
-from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions, restrict_options
 from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 

@@ -24,12 +24,13 @@ from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.compilation.programs import begin_generation
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
-from jax_lm.diffusion.sampler import Sampler, restrict_options, run, run_empty_cache
+from jax_lm.diffusion.sampler import Sampler, run, run_empty_cache
 from jax_lm.diffusion.state import BatchInputs, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
 from jax_lm.host.terminal import Report
 from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import RowLogits, Tokens
+from jax_lm.options import restrict_options
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.charts import bar_chart

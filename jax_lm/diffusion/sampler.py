@@ -66,7 +66,6 @@ from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
 from jax_lm.models.shapes import HostLogits, HostTokens, ScalarInt, SequenceTokens, StopIds, Tokens
 from jax_lm.options import (
     BLOCK_LENGTH,
-    DEFAULT_ALG,
     LEFT_TO_RIGHT_ONLY,
     Decoding,
     GenerationOptions,
@@ -447,23 +446,6 @@ def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchIn
     window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
     params = SamplingParams.of(options, region.length, region.length)
     return BatchInputs(CanvasArrays.of(canvas), window, params)
-
-
-def restrict_options(options: GenerationOptions, config: DreamConfig) -> GenerationOptions:
-    """Return the options, restricted to what the model's family can decode.
-
-    A family with blocks decodes its own blocks, and from left to right by default if a token cannot
-    see later ones. An autoregressive model decodes from left to right.
-
-    Raises:
-        ValueError: the options ask for something else.
-    """
-    if not config.family.is_diffusion:
-        return options.left_to_right()
-    if config.is_causal and options.alg == DEFAULT_ALG:
-        options = replace(options, alg="left_to_right")
-    decoding = options.decoding.within_blocks(config.decoding_block, config.family.name)
-    return options.with_settings(decoding=decoding)
 
 
 def block_passes(

@@ -27,7 +27,7 @@ from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
-from jax_lm.diffusion.sampler import Sampler, restrict_options
+from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import SamplerState, Seed
 from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id, spare_room
 from jax_lm.host import terminal
@@ -45,6 +45,7 @@ from jax_lm.options import (
     advise_preset,
     require_one_of,
     require_sizes,
+    restrict_options,
 )
 from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText

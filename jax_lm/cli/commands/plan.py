@@ -12,11 +12,10 @@ from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
 from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
 from jax_lm.config import SHAPES, DreamConfig, Fields
-from jax_lm.diffusion.sampler import restrict_options
 from jax_lm.host import platforms
 from jax_lm.host.files import require_new, write_whole
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import GenerationOptions
+from jax_lm.options import GenerationOptions, restrict_options
 from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits, serving_memory
