@@ -64,8 +64,8 @@ class TrainedModel:
         if self.adapters is None:
             return None
         assert self.base
-        names = "rank", "alpha", "targets", "on_masks"
-        sizes = {name: getattr(self.adapters, name) for name in names}
+        sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
+        sizes |= {"on_masks": True} if self.adapters.on_masks else {}
         # Checksums, because a file of the same name may hold another adapter.
         start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
         return {**sizes, "base": self.base.fingerprint, **start}
