@@ -74,6 +74,7 @@ def write_model(folder, family, tokenizer):
     config = DreamConfig(
         model_type=kind,
         block_size=family.block_size,
+        is_causal=family.is_causal or None,
         head_size=128 if architecture.has_qk_norm else None,
         eos_token_id=END_ID,
         pad_token_id=END_ID,
