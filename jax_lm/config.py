@@ -326,8 +326,10 @@ class DreamConfig:
                     f"{self.family.name}, or not given"
                 )
             if is_causal not in (None, bool(self.is_causal)):
-                own = "causally" if self.is_causal else "by blocks"
-                raise ValueError(f"is_causal={is_causal}: {self.family.name} attends {own}")
+                own, other = ("causal", "blocks") if self.is_causal else ("blocks", "causal")
+                raise ValueError(
+                    f"attention={other!r}: must be {own!r}, as {self.family.name} has it"
+                )
             return self
         types = CAUSAL_BLOCK_TYPES if is_causal else BLOCK_TYPES
         if self.model_type not in types:

@@ -168,3 +168,10 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_answered(files, 
     status, written = answer(files)
     assert (status, written) == (2, [])
     assert "prompts.jsonl: prompt 6: prompt and new tokens take" in capsys.readouterr().err
+
+
+def test_a_refusal_leaves_no_file(files, capsys, tiny_inference):
+    status, _ = answer(files, "--cache", "delayed")
+    assert status == 2
+    assert "cache='delayed': decodes one text at a time" in capsys.readouterr().err
+    assert not files[1].exists()

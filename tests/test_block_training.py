@@ -306,7 +306,9 @@ def test_other_blocks_than_those_of_the_model_are_refused():
     model = DreamForCausalLM.abstract(replace(CONFIG, model_type="Fast_dLLM_Qwen", block_size=4))
     with pytest.raises(ValueError, match="block_length=8: must be 4, the blocks of Fast-dLLM v2"):
         resolve_blocks(LossConfig(block_length=8), model)
-    with pytest.raises(ValueError, match="is_causal=True: Fast-dLLM v2 attends by blocks"):
+    with pytest.raises(
+        ValueError, match="attention='causal': must be 'blocks', as Fast-dLLM v2 has it"
+    ):
         resolve_blocks(LossConfig(block_length=4), model, is_causal=True)
     # Without a length, the model's own.
     assert resolve_blocks(LossConfig(), model).block_length == 4

@@ -12,6 +12,16 @@ from jax_lm.host.interruption import remove_on_exit
 
 
 @contextmanager
+def remove_empty(path: Path) -> Iterator[None]:
+    """Remove a file at the end to which nothing was written."""
+    try:
+        yield
+    finally:
+        if path.is_file() and not path.stat().st_size:
+            path.unlink()
+
+
+@contextmanager
 def atomic_write(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary file, which replaces `target` if the block succeeds.
 

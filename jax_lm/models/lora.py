@@ -144,10 +144,7 @@ def merge(model: DreamForCausalLM):
     Raises:
         ValueError: the weights are quantized, or the adapters act on masks alone.
     """
-    if model.model.adapted_token is not None:
-        raise ValueError(
-            "adapters that act on masks alone cannot be merged into weights, which act on all tokens"
-        )
+    require_mergeable(on_masks=model.model.adapted_token is not None)
     for path, adapter in adapters(model):
         weight = adapter.base.weight
         if adapter.base.scale is not None:
@@ -160,6 +157,14 @@ def merge(model: DreamForCausalLM):
         # Put the plain layer back in place of its `LoraLinear`.
         _, _, number, part, name = path.split(".")  # model.layers.0.mlp.up_proj
         setattr(getattr(model.model.layers[int(number)], part), name, adapter.base)
+
+
+def require_mergeable(*, on_masks: bool):
+    """Raise ValueError for adapters that act on masks alone."""
+    if on_masks:
+        raise ValueError(
+            "adapters that act on masks alone cannot be merged into weights, which act on all tokens"
+        )
 
 
 def adapters(model: DreamForCausalLM) -> Sequence[tuple[str, LoraLinear]]:

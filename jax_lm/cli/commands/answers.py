@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.diffusion.state import row_keys
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import output_folder, require_writable, write_rows_whole
+from jax_lm.host.files import output_folder, remove_empty, require_writable, write_rows_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.inference.batches import share_batches
 from jax_lm.model_source import find_model
@@ -58,6 +59,7 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
         output_folder(out.parent)
     with (
         terminal.progress("answering", FIRST_NOTE) as report,
+        remove_empty(out) if is_writer else nullcontext(),
         open(out if is_writer else os.devnull, "a", encoding="utf-8") as file,
     ):
         if is_writer:

@@ -214,6 +214,7 @@ def run_merge_lora(arguments: MergeLora) -> int:
         arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base
     )
     assert found.adapter
+    lora.require_mergeable(on_masks=found.adapter.config.on_masks)
     require_elsewhere(arguments.out, found.folder)
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     # In float32, because most changes by an adapter are less than half a step of bfloat16.
