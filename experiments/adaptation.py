@@ -11,7 +11,8 @@ packages under MIT, BSD, Apache or PSF licences. `answers` lets the model comple
 and left to right, and keeps the functions that end and parse; a run that was ended goes on.
 `start` writes the model with a mask token and attention in blocks, and its weights as they are.
 `measure` writes pass@1 and tokens per forward pass on HumanEval. A forward pass counts for an answer
-if it decided a token of it, as those of a batch of one would.
+if it decided a token of it, as those of a batch of one would. With drafts, problems are decoded one
+by one, and all passes count.
 experiments/adaptation.sh trains and measures; the protocol is docs/results/adaptation.
 """
 
@@ -203,11 +204,12 @@ def measure(
     drafts = sorted(
         evaluator.drafts(problems), key=lambda draft: (draft.width % block, draft.width)
     )
+    size = 1 if options.draft else MEASURED
     batches = [
-        group[begin : begin + MEASURED]
+        group[begin : begin + size]
         for _, drafts_of in groupby(drafts, key=lambda draft: draft.width % block)
         for group in [list(drafts_of)]
-        for begin in range(0, len(group), MEASURED)
+        for begin in range(0, len(group), size)
     ]
     found: dict[str, list] = {"name": [], "passed": [], "tokens": [], "passes": []}
     for batch in batches:
@@ -219,8 +221,12 @@ def measure(
             program = COMPLETION.program(problem, row.text)
             attempts.append(replace(draft.attempt, program=program, completion=row.text))
             count = kept_tokens(engine.tokenizer, row, problem.filling(row.text))
+            passes = len(set(row.commit_step[:count]))
+            if options.draft:
+                # their commit steps are those of left to right
+                count, passes = len(row.token_ids), decoded.forwards
             found["tokens"].append(count)
-            found["passes"].append(len(set(row.commit_step[:count])))
+            found["passes"].append(passes)
         for attempt in execute_attempts(executor, attempts):
             found["name"].append(attempt.problem.name)
             found["passed"].append(int(attempt.passed))
@@ -254,6 +260,7 @@ def main(
     name: str = "base",
     limit: int = 48,
     threshold: float = 0.9,
+    draft: int = 0,
 ) -> None:
     """Run one stage.
 
@@ -268,6 +275,7 @@ def main(
         name: of the measure.
         limit: number of problems, evenly spread.
         threshold: probability above which a block commits a token.
+        draft: tokens that masks draft and the next pass verifies, instead of the threshold.
     """
     if stage == "prompts":
         write_prompts(folder, DiffuCoderTokenizer.from_pretrained(model), tests)
@@ -284,6 +292,8 @@ def main(
             commit = {"commit": "threshold", "threshold": threshold, "cache": "window"}
             decoding = Decoding(block_length=engine.config.block_size, **commit)
             options = replace(options, top_p=None, top_k=None, decoding=decoding)
+            if draft:
+                options = replace(options, draft=draft, decoding=Decoding(cache="causal"))
             if engine.config.is_causal:
                 options = replace(options, alg="left_to_right")
         found = measure(engine, tests[0], limit, options)

@@ -91,7 +91,8 @@ WITHOUT_REFRESHES = {
     "first_token": "rule",
 }
 # Ends of error messages.
-WITH_CAUSAL = "with cache='causal'"
+CAUSAL = "cache='causal'"
+WITH_CAUSAL = f"with {CAUSAL}"
 WITH_P2 = "with alg='p2', whose tokens may become masks again"
 ACTIVE_BLOCKS = "several blocks at once (active_blocks)"
 WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
@@ -391,7 +392,9 @@ class GenerationOptions:
         early_stop: do not decode the positions after a stop token; the text is the same.
         draft: number of future steps that are drafted and verified by each forward pass; 0 turns it
             off. The answer is the same, except for floating-point ties. A forward pass computes
-            1 + draft canvases.
+            1 + draft canvases. With cache `causal`, for models with causal blocks: number of tokens
+            that masks behind the text draft, less than a block; the answer is that of one token per
+            pass.
         lookahead: number of branches tried after each step, each with one more token that the
             commit rule left masked; decoding continues with the branch whose remaining masks are
             most confident (LoPA, arXiv 2512.16229). It needs fewer forward passes, each of
@@ -437,7 +440,7 @@ class GenerationOptions:
         self.check_draft()
         self.check_grammar()
         if self.decoding.cache == "causal":
-            require_only(self, WITHOUT_VARIANTS, WITH_CAUSAL)
+            require_only(self, WITHOUT_VARIANTS | {"draft": self.draft}, WITH_CAUSAL)
         elif self.decoding.is_pipelined:
             require_only(self, WITHOUT_VARIANTS, f"with {ACTIVE_BLOCKS}")
         if self.growth == "on":
@@ -472,6 +475,13 @@ class GenerationOptions:
         settings = self.decoding.settings
         if self.lookahead:
             require_only(self, {"draft": 0}, "with lookahead: give one of them")
+        if self.draft and settings.cache == "causal":
+            where = f"with draft and {CAUSAL}"
+            require_only(self, {"alg_temp": 0}, where)
+            if self.alg != DEFAULT_ALG:
+                require_only(self, {"alg": "left_to_right"}, where)
+            given: Fields = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
+            require_only(self.decoding, given, where)
         # Drafts save forward passes, so a refresh that counts forward passes would come later.
         if settings.refresh_steps is not None:
             require_only(self, {"draft": 0}, "with refresh_steps, which counts forward passes")
@@ -525,7 +535,8 @@ class GenerationOptions:
     @property
     def extra_canvases(self) -> int:
         """Number of additional canvases per forward pass: drafts or branches."""
-        return self.draft or self.lookahead
+        # Drafts from masks are rows of the same canvas.
+        return 0 if self.decoding.cache == "causal" else self.draft or self.lookahead
 
     @property
     def steps(self) -> int | None:

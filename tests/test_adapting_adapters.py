@@ -111,6 +111,8 @@ def test_a_model_with_causal_blocks_stays_the_causal_model(on_masks, tmp_path, t
     # Adapters on masks alone do not change what follows a text that is decided. Others do.
     text = engine.complete(["def f(x):\n"], options)[0]
     assert (trained.complete(["def f(x):\n"], in_order)[0] == text) == bool(on_masks)
+    drafted = replace(options, draft=3, decoding=Decoding(cache="causal"))
+    assert (trained.complete(["def f(x):\n"], drafted)[0] == text) == bool(on_masks)
     # Several tokens are decided at once, and no cache changes any.
     several = in_order.with_settings(threshold=0.01)
     decoded = {

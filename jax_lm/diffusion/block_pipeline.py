@@ -34,7 +34,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.models.attention import attends_by_blocks
 from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar, ScalarBool
-from jax_lm.options import LEFT_TO_RIGHT_ONLY
+from jax_lm.options import CAUSAL, LEFT_TO_RIGHT_ONLY
 
 # Fields of a row that a step changes.
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
@@ -42,8 +42,6 @@ DECIDED = ("tokens", "masked", "commit_step", "confidence")
 # Tolerance in tokens when a block's filled share is compared: 0.95 * 20 is not exactly 19 in
 # float32.
 ROUNDING = 1e-4
-# The setting that selects this method, for error messages.
-CAUSAL = "cache='causal'"
 # A number, or a truth value, for each of the n blocks of a row.
 BlockCounts = Int[Array, "b n"]
 BlockFlags = Bool[Array, "b n"]
@@ -125,10 +123,7 @@ class BlockPipeline(Variant):
         return [canvas.region]
 
     def begin(self, state, canvas) -> SamplerState:
-        if (np.asarray(state.masked) != canvas.holes).any():
-            raise ValueError(
-                f"state: must be None with {self.request}, which begins with the canvas"
-            )
+        require_fresh(state, canvas, self.request)
         begun, stored = (jnp.full(len(state.tokens), count, jnp.int32) for count in (self.begun, 0))
         return state._replace(extra=Pipeline(begun, stored))
 
@@ -333,3 +328,9 @@ def completed_region(canvas: Canvas, request: str) -> Block:
             f"{request}: only completes prompts; texts with holes need another decoding"
         )
     return region
+
+
+def require_fresh(state: SamplerState, canvas: Canvas, request: str):
+    """Raise ValueError if a state is not that of the empty canvas; `request` is as above."""
+    if (np.asarray(state.masked) != canvas.holes).any():
+        raise ValueError(f"state: must be None with {request}, which begins with the canvas")

@@ -45,7 +45,6 @@ class DelayedCache(MultiBlock):
     """
 
     cache = "delayed"
-    cache_widths = 2
 
     @classmethod
     def of(cls, canvas, options, config):
@@ -57,6 +56,9 @@ class DelayedCache(MultiBlock):
     @property
     def request(self) -> str:
         return "cache='delayed'"
+
+    def cache_columns(self, width) -> int:
+        return 2 * width
 
     def begin(self, state, canvas) -> SamplerState:
         state = super().begin(state, canvas)

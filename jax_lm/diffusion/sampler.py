@@ -31,6 +31,7 @@ from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.delayed_cache import DelayedCache
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.lookahead import Lookahead
+from jax_lm.diffusion.mask_drafts import MaskDrafts
 from jax_lm.diffusion.multi_block import MultiBlock
 from jax_lm.diffusion.path_planning import PathPlanning
 from jax_lm.diffusion.state import (
@@ -80,6 +81,7 @@ IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 METHODS: tuple[type[Variant], ...] = (
     VariableLength,
     PathPlanning,
+    MaskDrafts,
     BlockPipeline,
     MultiBlock,
     DelayedCache,
@@ -221,7 +223,7 @@ class Sampler:
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
         cache = KVCache()
         if decoding.cache != "none":
-            shape = len(canvas.tokens), canvas.tokens.shape[1] * config.variant.cache_widths
+            shape = len(canvas.tokens), config.variant.cache_columns(canvas.tokens.shape[1])
             cache = run_empty_cache(self.graph, self.params, shape, decoding.cache == "dual")
         if is_fresh and self.mesh is None and hooks == NO_HOOKS and type(config.variant) is Variant:
             # The samples of a prompt are equal until the first of them commits a token. On a mesh,

@@ -100,8 +100,6 @@ class Variant:
     """Whether a decided stop token ends the text of its hole."""
     keeps_candidates = False
     """Whether an evaluation returns its candidates."""
-    cache_widths = 1
-    """Columns of a cache, in widths of the canvas."""
 
     @classmethod
     def of(
@@ -127,6 +125,10 @@ class Variant:
     def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
         """Return the sampling settings of a block."""
         return params
+
+    def cache_columns(self, width: int) -> int:
+        """Return the number of columns of the cache of a canvas."""
+        return width
 
     def passes(self, passes: "Passes") -> "Passes":
         """Return the passes over a block, given those of plain denoising."""
