@@ -105,8 +105,8 @@ def test_a_model_with_causal_blocks_stays_the_causal_model(on_masks, tmp_path, t
         assert text
         for cache in ("none", "prefix", "window", "dual"):
             assert base.complete([prompt], in_order.with_settings(cache=cache))[0] == text
-    with pytest.raises(ValueError, match="it completes prompts, and fills no holes"):
-        base.infill("a", "b", 8, options=in_order)
+    # It fills a gap as its base does, between the base's own tokens.
+    assert base.infill("a", "b", 8, options=in_order) == engine.infill("a", "b", 8, options=options)
     trained = DiffuCoderInference(adapter=tmp_path / "run/adapter", dtype="float32", verbose=False)
     # Adapters on masks alone do not change what follows a text that is decided. Others do.
     text = engine.complete(["def f(x):\n"], options)[0]
@@ -126,6 +126,14 @@ def test_a_model_with_causal_blocks_stays_the_causal_model(on_masks, tmp_path, t
     merged = ["merge-lora", "--adapter", tmp_path / "run/adapter", "--out", tmp_path / "merged"]
     assert main(list(map(str, merged))) == (2 if on_masks else 0)
     assert ("act on masks alone cannot be merged" in capsys.readouterr().err) == bool(on_masks)
+    # Adapters that learnt with all rows act on masks alone from here on, and nothing else changes.
+    (tmp_path / "answers.jsonl").write_text('{"prompt": "def f(a):\\n", "response": " return a"}')
+    further = ["sft", "--adapter", tmp_path / "run/adapter", "--data", tmp_path / "answers.jsonl"]
+    further += ["--out", tmp_path / "more", "--max-length", 32, "--max-steps", 1]
+    assert main([*map(str, further), "--lora-on-masks"]) == 0
+    more = DiffuCoderInference(adapter=tmp_path / "more/adapter", dtype="float32", verbose=False)
+    for decoding in (in_order, drafted):
+        assert more.complete(["def f(x):\n"], decoding)[0] == text
 
 
 def test_random_weights_have_no_adapters(tmp_path, capsys):

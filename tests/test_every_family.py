@@ -59,7 +59,7 @@ def run(folder, capsys):
 
 def can_fill(family):
     """Whether a model sees text after a hole: in its place, or between gap tokens."""
-    return family.attention == "full" or not family.is_diffusion
+    return family.attention in ("full", "causal")
 
 
 def test_verify_and_info_name_the_family(run, family, folder):
@@ -76,7 +76,7 @@ def test_generate_and_eval_decode_alike(run, family, problem, tmp_path):
     assert (attempt["completion"], attempt["outcome"]) == (answer["holes"][0], "failed")
     # A gap is filled, or it is said why not.
     words = ("--prefix", problem.prefix[:60], "--suffix", problem.prefix[60:], *GREEDY)
-    if family.attention == "full" or not family.is_diffusion:
+    if can_fill(family):
         filled = json.loads(run("generate", *words, "--json"))
         assert filled["text"] == problem.prefix[:60] + filled["holes"][0] + problem.prefix[60:]
         assert len(filled["token_ids"]) == LENGTH

@@ -538,13 +538,13 @@ class DiffuCoderInference:
         self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
     ) -> Canvas:
         """Lay templates out as rows; ValueError if there is none, or one exceeds the context."""
-        if self.is_autoregressive:
+        if self.config.family.attention == "causal":
             templates = [template.left_to_right(self.tokenizer) for template in templates]
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def width(self, template: Template, options: GenerationOptions) -> int:
         """Return the columns that `canvas` gives a template, without making its row."""
-        if self.is_autoregressive:
+        if self.config.family.attention == "causal":
             template = template.left_to_right(self.tokenizer)
         width = template.width(self.tokenizer)
         if grows(self.sampler.growth, [template], options):

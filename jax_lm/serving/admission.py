@@ -46,7 +46,7 @@ def sequence_of(
     config = inference.config
     options = inference.fit(request.options)
     hole = request.options.max_new_tokens
-    if inference.is_autoregressive and request.after:
+    if config.family.attention == "causal" and request.after:
         prefix, suffix, middle = gap_ids(inference.tokenizer)
         before = (prefix, *request.before, suffix, *request.after, middle)
         request = replace(request, before=before, after=())

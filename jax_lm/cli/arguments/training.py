@@ -31,7 +31,8 @@ class ModelArguments:
         lora_alpha: adapters are scaled by alpha / rank; twice the rank by default.
         lora_targets: layers with adapters, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj
             and down_proj; all of them by default.
-        lora_on_masks: adapters act on masks alone: all other tokens are computed as without them.
+        lora_on_masks: adapters act on masks alone, new ones or those of `adapter`: all other tokens
+            are computed as without them.
         quantize: quantize the kernels below the adapters to int8, which halves the memory of the
             weights.
         save_dtype: dtype of the saved model or adapter; bfloat16 rounds small updates away.
@@ -51,16 +52,15 @@ class ModelArguments:
     hosts: Hosts
 
     def __post_init__(self):
-        # options of new adapters; `quantize` also applies to a given adapter
+        # options of new adapters; two also apply to a given adapter
         for name in ("lora_rank", "lora_alpha", "lora_targets", "lora_on_masks", "quantize"):
             if (value := getattr(self, name)) is None or value is False:
                 continue
-            if self.adapter is not None and name != "quantize":
+            for_any = name in ("lora_on_masks", "quantize")
+            if self.adapter is not None and not for_any:
                 raise ValueError(f"{name}={value}: the adapter {self.adapter!r} has its own")
             if self.adapter is None and self.lora_rank is None:
-                raise ValueError(
-                    f"{name}={value}: needs lora_rank{' or adapter' if name == 'quantize' else ''}"
-                )
+                raise ValueError(f"{name}={value}: needs lora_rank{' or adapter' * for_any}")
 
 
 @dataclass(frozen=True, kw_only=True)

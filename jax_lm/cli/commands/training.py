@@ -1,6 +1,6 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from flax import nnx
@@ -238,12 +238,11 @@ def join_run(hosts: Hosts, out: Path):
 def choose_model(arguments: ModelArguments, out: Path) -> TrainedModel:
     """Connect to the other hosts, and choose what to train."""
     join_run(arguments.hosts, out)
-    return choose_trained(
-        find_model(arguments.model, arguments.adapter),
-        lora_config(arguments),
-        out=out,
-        save_dtype=arguments.save_dtype,
-    )
+    found = find_model(arguments.model, arguments.adapter)
+    if found.adapter and arguments.lora_on_masks:
+        config = replace(found.adapter.config, on_masks=True)
+        found = replace(found, adapter=replace(found.adapter, config=config))
+    return choose_trained(found, lora_config(arguments), out=out, save_dtype=arguments.save_dtype)
 
 
 def load_model(target: TrainedModel, arguments: ModelArguments, seed: int) -> DreamForCausalLM:
