@@ -98,8 +98,9 @@ def test_streams_report_every_step(sampler):
 
 
 def test_refused(sampler, tiny_model):
-    with pytest.raises(ValueError, match=r"draft=4.*less than the block of 4 tokens"):
-        sampler.generate(canvas(), DRAFTED.with_settings(draft=4))
+    for draft in (0, 4):
+        with pytest.raises(ValueError, match=rf"draft={draft}: .*must lie in \[1, 3\] for blocks of 4"):
+            sampler.generate(canvas(), DRAFTED.with_settings(draft=draft))
     with pytest.raises(ValueError, match="must be 0 for Dream, without causal blocks"):
         Sampler(tiny_model).generate(canvas(), DRAFTED)
     holes = canvas()

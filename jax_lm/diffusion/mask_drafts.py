@@ -53,19 +53,17 @@ class MaskDrafts(Drafts):
 
     @classmethod
     def of(cls, canvas, options, config) -> "MaskDrafts | None":
-        if not options.draft or options.decoding.settings.cache != "causal":
+        is_asked = options.draft or config.is_causal
+        if not is_asked or options.decoding.settings.cache != "causal":
             return None
         request = f"draft={options.draft}: with {CAUSAL}"
         if not config.is_causal:
-            raise ValueError(
-                f"{request}, must be 0 for {config.family.name}, without causal blocks"
-            )
-        assert config.block_size
+            raise ValueError(f"{request}, must be 0 for {config.family.name}, without causal blocks")
         # Training has never shown it more masks in a row.
-        if options.draft >= config.block_size:
-            raise ValueError(
-                f"{request}, must be less than the block of {config.block_size} tokens"
-            )
+        size = config.block_size
+        assert size
+        if not 0 < options.draft < size:
+            raise ValueError(f"{request}, must lie in [1, {size - 1}] for blocks of {size} tokens")
         region = completed_region(canvas, request)
         return cls(min(options.draft, max(region.length - 1, 1)), start=region.start)
 
