@@ -5,6 +5,7 @@ installation has, answers by the model itself.
     python experiments/adaptation.py answers FOLDER --model Qwen/Qwen2.5-Coder-0.5B-Instruct
     python experiments/adaptation.py start FOLDER --model Qwen/Qwen2.5-Coder-0.5B-Instruct
     python experiments/adaptation.py measure FOLDER --name 50-48 --model MODEL --tests HumanEval.jsonl.gz
+    python experiments/adaptation.py predict FOLDER --model MODEL --adapter ADAPTER --limit 48
 
 `prompts` writes signatures and docstrings of functions in the standard library and in installed
 packages under MIT, BSD, Apache or PSF licences. `answers` lets the model complete them, greedily
@@ -12,7 +13,8 @@ and left to right, and keeps the functions that end and parse; a run that was en
 `start` writes the model with a mask token and attention in blocks, and its weights as they are.
 `measure` writes pass@1 and tokens per forward pass on HumanEval. A forward pass counts for an answer
 if it decided a token of it, as those of a batch of one would. With drafts, problems are decoded one
-by one, and all passes count.
+by one, and all passes count. `predict` prints how often the first, second, … position of a block is
+predicted right where the text before the block is given and the block is masks, on the last answers.
 experiments/adaptation.sh trains and measures; the protocol is docs/results/adaptation.
 """
 
@@ -32,7 +34,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_lm.evaluation.attempts import COMPLETION, Evaluator, execute_attempts, problem_executor
 from jax_lm.evaluation.problems import FUNCTION_STOPS, suite_problems
@@ -43,10 +47,12 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.results import Generation
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.training.masked_diffusion import predict_blocks
 
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|PSF|Python Software Foundation)\b", re.IGNORECASE)
 DOCSTRING_LENGTHS = range(40, 500)
 PROMPT_TOKENS, BODY_TOKENS, NEW_TOKENS, BATCH, MEASURED = 128, 256, 96, 64, 12
+MOST_TOKENS = PROMPT_TOKENS + BODY_TOKENS
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -239,6 +245,33 @@ def measure(
     return found
 
 
+def predicted(engine: DiffuCoderInference, answers: Path, limit: int) -> list[float]:
+    """Return the share of right predictions at each position of a block, over the last answers."""
+    length = engine.config.block_size
+    assert length
+    sampler = engine.sampler
+
+    @jax.jit
+    def predict(params, tokens):
+        model = sampler.graph.merge(params)
+        masks = jnp.full_like(tokens, sampler.mask_id)
+        hidden = predict_blocks(model, masks, tokens, jnp.zeros_like(tokens), length, False)
+        return jnp.argmax(model.logits(hidden), axis=-1)
+
+    right, count = np.zeros(length, int), np.zeros(length, int)
+    for line in answers.read_text(encoding="utf-8").splitlines()[-limit:]:
+        row = json.loads(line)
+        prompt = len(engine.tokenizer.encode(row["prompt"]))
+        ids = [*engine.tokenizer.encode(row["prompt"]), *engine.tokenizer.encode(row["response"])]
+        tokens = np.zeros((1, MOST_TOKENS), np.int32)
+        tokens[0, : len(ids)] = ids
+        found = np.asarray(predict(sampler.params, tokens))[0]
+        columns = np.arange(prompt, len(ids))
+        np.add.at(right, columns % length, found[columns] == ids[prompt:])
+        np.add.at(count, columns % length, 1)
+    return (right / count).round(3).tolist()
+
+
 def table(counts: dict[str, dict[str, list]]) -> str:
     """Write the measures as rows of a table."""
     lines = ["| measure | problems | passed | tokens per forward pass |", "|---|---|---|---|"]
@@ -250,7 +283,7 @@ def table(counts: dict[str, dict[str, list]]) -> str:
 
 
 def main(
-    stage: Positional[Literal["prompts", "answers", "start", "measure", "table"]],
+    stage: Positional[Literal["prompts", "answers", "start", "measure", "predict", "table"]],
     folder: Positional[Path],
     model: str = "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     tests: tuple[Path, ...] = (),
@@ -285,6 +318,9 @@ def main(
         write_start(folder, model, block_length, attention == "causal")
     elif stage == "table":
         print(table(json.loads((folder / "counts.json").read_text(encoding="utf-8"))))
+    elif stage == "predict":
+        engine = DiffuCoderInference(model, adapter=adapter)
+        print(json.dumps(predicted(engine, folder / "answers.jsonl", limit)))
     else:
         engine = DiffuCoderInference(model, adapter=adapter)
         options = GenerationOptions(max_new_tokens=256, temperature=0.0)
