@@ -319,10 +319,10 @@ def main(
     elif stage == "table":
         print(table(json.loads((folder / "counts.json").read_text(encoding="utf-8"))))
     elif stage == "predict":
-        engine = DiffuCoderInference(model, adapter=adapter)
+        engine = DiffuCoderInference(model, dtype="bfloat16", adapter=adapter)
         print(json.dumps(predicted(engine, folder / "answers.jsonl", limit)))
     else:
-        engine = DiffuCoderInference(model, adapter=adapter)
+        engine = DiffuCoderInference(model, dtype="bfloat16", adapter=adapter)
         options = GenerationOptions(max_new_tokens=256, temperature=0.0)
         if not engine.is_autoregressive:
             commit = {"commit": "threshold", "threshold": threshold, "cache": "window"}

@@ -380,7 +380,6 @@ def test_decoding_that_does_not_go_together_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"draft": 2}, "draft=2: must be 0 with cache='causal'"),
         ({"lookahead": 2}, "lookahead=2: must be 0 with cache='causal'"),
         ({"grammar": "python"}, "grammar='python': must be None with cache='causal'"),
         ({"num_steps": 8}, "num_steps=8: must be None with cache='causal'"),

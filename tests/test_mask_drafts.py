@@ -99,10 +99,15 @@ def test_streams_report_every_step(sampler):
 
 def test_refused(sampler, tiny_model):
     for draft in (0, 4):
-        with pytest.raises(ValueError, match=rf"draft={draft}: .*must lie in \[1, 3\] for blocks of 4"):
+        with pytest.raises(
+            ValueError, match=rf"draft={draft}: .*must lie in \[1, 3\] for blocks of 4"
+        ):
             sampler.generate(canvas(), DRAFTED.with_settings(draft=draft))
     with pytest.raises(ValueError, match="must be 0 for Dream, without causal blocks"):
         Sampler(tiny_model).generate(canvas(), DRAFTED)
+    # Orders are chosen before the model is known.
+    with pytest.raises(ValueError, match="alg='maskgit_plus': must be 'left_to_right' with draft"):
+        DRAFTED.with_settings(alg="maskgit_plus")
     holes = canvas()
     holes.holes[:, -1] = False
     with pytest.raises(ValueError, match="only completes prompts"):
@@ -111,7 +116,7 @@ def test_refused(sampler, tiny_model):
     with pytest.raises(ValueError, match="state: must be None with draft=3"):
         sampler.generate(canvas(), DRAFTED, state=state)
     for name, value in {
-        "threshold": 0.5, "block_length": 4, "active_blocks": 1, "alg": "origin", "alg_temp": 0.1
+        "threshold": 0.5, "block_length": 4, "active_blocks": 1, "alg_temp": 0.1
     }.items():  # fmt: skip
         with pytest.raises(
             ValueError, match=rf"{name}={value!r}: must be .* with draft and cache="

@@ -58,7 +58,9 @@ class MaskDrafts(Drafts):
             return None
         request = f"draft={options.draft}: with {CAUSAL}"
         if not config.is_causal:
-            raise ValueError(f"{request}, must be 0 for {config.family.name}, without causal blocks")
+            raise ValueError(
+                f"{request}, must be 0 for {config.family.name}, without causal blocks"
+            )
         # Training has never shown it more masks in a row.
         size = config.block_size
         assert size

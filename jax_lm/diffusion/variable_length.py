@@ -307,7 +307,9 @@ def lay_out(
     width, new = max((each.width(tokenizer), sum(each.lengths)) for each in templates)
     check_context(width, context, new)
     if not is_growing or growth is None:
-        return Canvas.padded(templates, tokenizer).with_blocks_of(config)
+        canvas = Canvas.padded(templates, tokenizer)
+        # The blocks of this cache begin with the answers.
+        return canvas if options.decoding.cache == "causal" else canvas.with_blocks_of(config)
     # Each row is its text between the begin tokens and the delete token, then padding on the right.
     begin = tokenizer.begin_ids
     rows = []
