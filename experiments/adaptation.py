@@ -5,6 +5,7 @@ installation has, answers by the model itself.
     python experiments/adaptation.py answers FOLDER --model Qwen/Qwen2.5-Coder-0.5B-Instruct
     python experiments/adaptation.py start FOLDER --model Qwen/Qwen2.5-Coder-0.5B-Instruct
     python experiments/adaptation.py measure FOLDER --name 50-48 --model MODEL --tests HumanEval.jsonl.gz
+    python experiments/adaptation.py speed FOLDER --base BASE --model MODEL --adapter ADAPTER --tests HumanEval.jsonl.gz
     python experiments/adaptation.py predict FOLDER --model MODEL --adapter ADAPTER --limit 48
 
 `prompts` writes signatures and docstrings of functions in the standard library and in installed
@@ -15,6 +16,7 @@ and left to right, and keeps the functions that end and parse; a run that was en
 if it decided a token of it, as those of a batch of one would. With drafts, problems are decoded one
 by one, and all passes count. `predict` prints how often the first, second, … position of a block is
 predicted right where the text before the block is given and the block is masks, on the last answers.
+`speed` times one prompt at a time, the base and 1, 2, 3 drafts in turns.
 experiments/adaptation.sh trains and measures; the protocol is docs/results/adaptation.
 """
 
@@ -272,6 +274,30 @@ def predicted(engine: DiffuCoderInference, answers: Path, limit: int) -> list[fl
     return (right / count).round(3).tolist()
 
 
+def compare_speed(
+    base: DiffuCoderInference, engine: DiffuCoderInference, tests: Path, limit: int
+) -> None:
+    """Print tokens and passes per second of the same answers: of the base, and with drafts, in turns."""
+    problems, _ = suite_problems("humaneval", tests, limit)
+    greedy = GenerationOptions(max_new_tokens=96, temperature=0.0, early_stop=False)
+    methods = {"base": (base, greedy)}
+    for draft in range(1, engine.config.block_size or 0):
+        options = replace(greedy, draft=draft, decoding=Decoding(cache="causal"))
+        methods[f"{draft} drafts"] = engine, options
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+    for problem in problems:
+        template = Template.infilling(problem.prefix, 96, "")
+        for is_warm in (False, True, True):
+            for name, (engine, options) in methods.items():
+                decoded = engine.decode([template], options)
+                if is_warm:
+                    seconds = decoded.run_seconds
+                    rates[name].append((96 / seconds, decoded.forwards / seconds))
+    for name, found in rates.items():
+        tokens, passes = np.median(found, axis=0)
+        print(f"{name}: {tokens:.1f} tokens/s, {passes:.1f} passes/s, median of {len(found)} runs")
+
+
 def table(counts: dict[str, dict[str, list]]) -> str:
     """Write the measures as rows of a table."""
     lines = ["| measure | problems | passed | tokens per forward pass |", "|---|---|---|---|"]
@@ -283,7 +309,9 @@ def table(counts: dict[str, dict[str, list]]) -> str:
 
 
 def main(
-    stage: Positional[Literal["prompts", "answers", "start", "measure", "predict", "table"]],
+    stage: Positional[
+        Literal["prompts", "answers", "start", "measure", "predict", "speed", "table"]
+    ],
     folder: Positional[Path],
     model: str = "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     tests: tuple[Path, ...] = (),
@@ -294,6 +322,7 @@ def main(
     limit: int = 48,
     threshold: float = 0.9,
     draft: int = 0,
+    base: str = "Qwen/Qwen2.5-Coder-0.5B-Instruct",
 ) -> None:
     """Run one stage.
 
@@ -309,6 +338,7 @@ def main(
         limit: number of problems, evenly spread.
         threshold: probability above which a block commits a token.
         draft: tokens that masks draft and the next pass verifies, instead of the threshold.
+        base: the autoregressive model whose speed is compared.
     """
     if stage == "prompts":
         write_prompts(folder, DiffuCoderTokenizer.from_pretrained(model), tests)
@@ -321,6 +351,9 @@ def main(
     elif stage == "predict":
         engine = DiffuCoderInference(model, dtype="bfloat16", adapter=adapter)
         print(json.dumps(predicted(engine, folder / "answers.jsonl", limit)))
+    elif stage == "speed":
+        engine = DiffuCoderInference(model, dtype="bfloat16", adapter=adapter)
+        compare_speed(DiffuCoderInference(base, dtype="bfloat16"), engine, tests[0], limit)
     else:
         engine = DiffuCoderInference(model, dtype="bfloat16", adapter=adapter)
         options = GenerationOptions(max_new_tokens=256, temperature=0.0)
