@@ -475,13 +475,6 @@ class GenerationOptions:
         settings = self.decoding.settings
         if self.lookahead:
             require_only(self, {"draft": 0}, "with lookahead: give one of them")
-        if self.draft and settings.cache == "causal":
-            where = f"with draft and {CAUSAL}"
-            require_only(self, {"alg_temp": 0}, where)
-            if self.alg != DEFAULT_ALG:
-                require_only(self, {"alg": "left_to_right"}, where)
-            given: Fields = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
-            require_only(self.decoding, given, where)
         # Drafts save forward passes, so a refresh that counts forward passes would come later.
         if settings.refresh_steps is not None:
             require_only(self, {"draft": 0}, "with refresh_steps, which counts forward passes")

@@ -126,7 +126,7 @@ def test_an_adapter_is_merged(for_release, run, folder, tmp_path):
 
 
 def test_served_answers_are_those_of_generate(for_release, folder, family):
-    presets = ("exact", "turbo") if family.is_diffusion else ("exact",)
+    presets = ("exact",) if family.attention == "causal" else ("exact", "turbo")
     served_and_generated(folder, presets=presets)
 
 

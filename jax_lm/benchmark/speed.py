@@ -120,11 +120,14 @@ def time_forwards(
         state, inputs, passes = begin_generation(sampler, canvas, options)
         for name, (config, first_row, _) in zip(names, passes, strict=True):
             inputs = inputs._replace(window=inputs.window.updated(rows=first_row))
-            seconds = time(run_block_logits, state.tokens, inputs, config)
+            # From left to right, a pass decides one column of the region.
+            length = config.length if sampler.config.family.is_diffusion else 1
+            block = replace(config, length=length)
+            seconds = time(run_block_logits, state.tokens, inputs, block)
             step_seconds = time(run, state, inputs, config)
             # `config.rows` is None where all rows are recomputed.
             rows = width if config.rows is None else config.rows
-            sizes = {"batch": batch, "canvas": width, "rows": rows, "head_rows": config.length}
+            sizes = {"batch": batch, "canvas": width, "rows": rows, "head_rows": length}
             cost = forward_cost(sampler.config, dtype, **sizes)
             times.append(
                 {

@@ -34,7 +34,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.models.attention import attends_by_blocks
 from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar, ScalarBool
-from jax_lm.options import CAUSAL, LEFT_TO_RIGHT_ONLY
+from jax_lm.options import CAUSAL, WITH_CAUSAL, require_only
 
 # Fields of a row that a step changes.
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
@@ -66,18 +66,14 @@ class BlockPipeline(Variant):
     """The blocks of an answer in columns [start, end), of which several are filled at once.
 
     Blocks are counted from the end of the prompt; the last may be shorter. How the prompt attends
-    to itself is a rule of the model's family. Blocks of one column after a causal prompt are
-    autoregressive decoding.
+    to itself is a rule of the model's family.
 
     Attributes:
         length: columns of a block.
         active: blocks that may have begun without being finished.
-        prompt_block: columns of the blocks into which the prompt is cut backwards from its end; 1
-            is a causal prompt, None one that attends to all of itself.
+        prompt_block: columns of the blocks into which the prompt is cut backwards from its end;
+            None attends to all of itself.
         begun: blocks that have begun before the first step; that step may begin one more.
-        column_rows: rows of a step that decides one column: the one before it, which predicts it,
-            and in a batch of one that of the column itself, as XLA:CPU multiplies a single row of
-            bfloat16 several times slower than two.
     """
 
     start: int
@@ -86,7 +82,6 @@ class BlockPipeline(Variant):
     active: int
     prompt_block: int | None = None
     begun = 0
-    column_rows: int = 2
     # A hook of subclasses. The `extra` of its state is that row's part of the pipeline.
     evaluate = staticmethod(evaluate)
 
@@ -97,8 +92,7 @@ class BlockPipeline(Variant):
             return None
         region = completed_region(canvas, CAUSAL)
         length = options.decoding.block_length_in(region.length)
-        if not config.family.is_diffusion and length > 1:
-            raise ValueError(f"block_length={length}: must be 1, {LEFT_TO_RIGHT_ONLY}")
+        require_only(options, {"draft": 0}, WITH_CAUSAL)
         if config.block_size is not None and (
             config.family.prompt != "answer" or length != config.block_size
         ):
@@ -106,14 +100,7 @@ class BlockPipeline(Variant):
                 f"cache='causal': not with blocks of {length} of {config.family.name}, whose blocks "
                 f"of {config.block_size} are counted from the {config.family.prompt}"
             )
-        return cls(
-            region.start,
-            region.end,
-            length,
-            decoding.active_blocks,
-            config.attention_block,
-            column_rows=1 if len(canvas.tokens) > 1 else 2,
-        )
+        return cls(region.start, region.end, length, decoding.active_blocks, config.attention_block)
 
     @property
     def request(self) -> str:
@@ -133,8 +120,6 @@ class BlockPipeline(Variant):
         first = replace(config, length=self.length, rows=self.start + self.length)
         # The row before the window predicts its first column.
         steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
-        if self.is_autoregressive:
-            steps = replace(config, length=1, rows=self.column_rows)
         return [Pass(first, 0), Pass(steps, 0)]
 
     def is_open(self, state, window, config: StepConfig) -> ScalarBool:
@@ -151,9 +136,8 @@ class BlockPipeline(Variant):
         following = self.advance_pipeline(pipeline, masks, jnp.any(is_stop, axis=1), params)
         is_begun = self.number(jnp.arange(state.tokens.shape[1])) < following.begun[:, None]
         # Blocks that finished with the last step are computed by this one with their final tokens.
-        # A finished block of one column is the row that predicts the next.
-        block = following.begun - 1 if self.is_autoregressive else pipeline.stored
-        starts = jnp.minimum(self.start + self.length * block, self.end - config.length)
+        starts = self.start + self.length * pipeline.stored
+        starts = jnp.minimum(starts, self.end - config.length)
 
         # one row: compute its window of blocks, choose and write
         def take(row, seen, is_forced, start, cache, canvas):
@@ -248,11 +232,6 @@ class BlockPipeline(Variant):
         is_best = rank == jnp.min(jnp.where(shares, rank, config.length), axis=1)
         lacks = is_forced[:, block] & ~jnp.any(shares & sure, axis=1)
         return sure | (masked & is_best & lacks)
-
-    @property
-    def is_autoregressive(self) -> bool:
-        """Whether each step decides one column, after all columns before it."""
-        return self.length == self.active == 1
 
     @property
     def count(self) -> int:

@@ -115,7 +115,15 @@ class Drafts(Variant):
         # [b, t] -> [b, 1, t]: each row is a batch of one
         canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
         enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
-        rows = enter(state.extra, inputs._replace(canvas=canvas))
+        # Rows that were ended between two calls have no mask left.
+        rows = state.extra
+        ended = ~jnp.any(state.masked, axis=1)[:, None, None]
+        rows = rows._replace(
+            tokens=jnp.where(ended, state.tokens[:, None], rows.tokens),
+            masked=rows.masked & ~ended,
+            commit_step=jnp.where(ended, state.commit_step[:, None], rows.commit_step),
+        )
+        rows = enter(rows, inputs._replace(canvas=canvas))
         if self.forced:
             is_open = rows_open(rows, inputs.window, config)
             # A forced token is committed at one step for all rows, idle or not.

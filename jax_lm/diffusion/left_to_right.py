@@ -1,29 +1,285 @@
-"""Left-to-right decoding of one server sequence: a step decides its first masked column.
+"""Left to right: the row of the last token predicts the next one, and drafts save passes.
 
-With causal attention, the keys and values of decided columns stay in the cache, so a step computes
-two rows: the one before the column, which predicts it, and that of the column itself.
-`jax_lm.diffusion.block_pipeline` does the same for a batch whose prompts end in the same column.
+For models with causal attention, whose keys and values of decided text stay in the cache. A model
+with causal blocks has also learnt to fill masks after a text, so they draft its next tokens. This
+is self-speculative decoding (arXiv 2507.11851): a pass computes the last token, its drafts, and masks
+behind each of them. Drafts are kept as far as the rows before them decide the same tokens, and the
+masks behind the last one that was kept are the next drafts.
+
+Each row is a batch of one at a step of its own. With drafts, the text is that of one token per pass.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion.state import StepCarry
-from jax_lm.diffusion.step import Pass, Passes, StepConfig, Variant, step
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.block_pipeline import completed_region, require_fresh
+from jax_lm.diffusion.drafts import Drafts
+from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState, StepCarry
+from jax_lm.diffusion.step import (
+    CANVASES,
+    Pass,
+    Passes,
+    StepConfig,
+    block_columns,
+    decide_tokens,
+    write,
+)
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.layers import Hidden
+from jax_lm.models.shapes import ScalarInt
+from jax_lm.options import CAUSAL, LEFT_TO_RIGHT_ONLY, PIPELINE_SETTINGS, WITH_CAUSAL, require_only
 
 
-class LeftToRight(Variant):
-    """One column at a time, after a first pass that computes all rows of the canvas."""
+def require_drafts(draft: int, config: DreamConfig):
+    """Raise ValueError if masks of a model with causal attention cannot draft so many tokens."""
+    # Training has never shown it more masks in a row than a block has.
+    most = (config.block_size or 1) - 1
+    if draft > most:
+        raise ValueError(f"draft={draft}: must lie in [0, {most}] for {config.family.name}")
+
+
+class PassRows(NamedTuple):
+    """The rows of a pass: a text and its drafts, then masks behind the text and behind each draft.
+
+    Attributes:
+        columns: column of each row, counted from the first row.
+        attends: which of these rows each row attends to.
+    """
+
+    columns: Int[np.ndarray, "r"]
+    attends: Bool[np.ndarray, "r r"]
+
+
+@dataclass(frozen=True)
+class LeftToRight(Drafts):
+    """Decoding with `count` drafts from masks, which may be 0.
+
+    The `extra` of a row has their tokens. The first pass verifies none, and computes the prompt.
+
+    Attributes:
+        first_rows: rows of the first pass: the prompt, and masks that draft; None computes the whole
+            canvas.
+        guesses: rows of drafts. One at least in a batch of one, even if nothing reads it: XLA:CPU
+            multiplies a single row of bfloat16 several times slower than two.
+    """
+
+    first_rows: int | None = None
+    guesses: int = 1
+    keeps_candidates = False
+
+    @classmethod
+    def of(cls, canvas, options, config) -> "LeftToRight | None":
+        decoding = options.decoding
+        if decoding.settings.cache != "causal" or config.family.attention != "causal":
+            return None
+        region = completed_region(canvas, CAUSAL)
+        require_drafts(options.draft, config)
+        if config.is_causal:
+            unread = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
+            where = f"{WITH_CAUSAL} for {config.family.name}"
+            require_only(decoding, unread, where)
+            require_only(options, {"alg": "left_to_right", "alg_temp": 0}, where)
+        elif decoding.block_length_in(region.length) > 1:
+            raise ValueError(
+                f"block_length={decoding.block_length}: must be 1, {LEFT_TO_RIGHT_ONLY}"
+            )
+        count = min(options.draft, region.length - 1)
+        guesses = max(count, len(canvas.tokens) == 1)
+        return cls(count, first_rows=region.start + count, guesses=guesses)
+
+    @property
+    def request(self) -> str:
+        return CAUSAL
+
+    def blocks(self, canvas, length):
+        return [canvas.region]
+
+    def begin(self, state, canvas) -> SamplerState:
+        require_fresh(state, canvas, self.request)
+        return super().begin(state, canvas)
+
+    def blank(self, rows):
+        """Return drafts that are rejected, or decided by chance."""
+        return jnp.zeros((len(rows.tokens), 1, self.guesses), jnp.int32)
+
+    @property
+    def decided(self) -> int:
+        """Number of columns that a pass decides at most."""
+        return 1 + self.count if self.verifies else 1
+
+    @cached_property
+    def rows(self) -> PassRows:
+        # count == 1, last token a, its draft b, and the masks m behind a and n behind b:
+        #   rows     a  b  m  n
+        #   columns  0  1  1  2
+        #   a attends to a; b to a and b; m to a and m; n to a, b and n
+        text = np.arange(1 + self.guesses)
+        behind = np.repeat(np.arange(1 + self.count), self.count)
+        columns = np.concatenate([text, behind + 1 + np.tile(text[: self.count], 1 + self.count)])
+        # the last row of the text that each row attends to, and its group of masks
+        reach = np.concatenate([text, behind])
+        group = np.concatenate([np.full(len(text), -1), behind])
+        attends = (group == -1) & (np.arange(len(columns)) <= reach[:, None])
+        attends |= (group >= 0) & (group == group[:, None]) & (columns <= columns[:, None])
+        return PassRows(columns, attends)
+
+    def cache_columns(self, width) -> int:
+        """Return the columns of the canvas, and those of masks behind its last one."""
+        # The last pass computes rows from the column before the last one on.
+        return width + max(len(self.rows.columns) - 2, 0)
 
     def passes(self, passes: Passes) -> Passes:
         first, steps = (each.config for each in passes)
-        return [Pass(replace(first, length=1), 0), Pass(replace(steps, length=1, rows=2), 0)]
+        first = replace(
+            first, rows=self.first_rows or first.rows, variant=replace(self, verifies=False)
+        )
+        return [Pass(first, 0), Pass(replace(steps, rows=len(self.rows.columns), variant=self), 0)]
+
+    def enter_row(self, row, inputs, config) -> SamplerState:
+        return row
 
     def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
-        """Decide the first masked column of one row."""
+        """Compute the rows of a pass, decide the verified tokens, and make new drafts.
+
+        The row may advance some steps beyond `inputs.window.until`.
+        """
+        drafts = row.extra
+        row = row._replace(extra=None)
         # masked [0, 0, 0, 1, 1]: column 3, which row 2 predicts
         column = jnp.maximum(jnp.argmax(row.masked[0]), 1).astype(jnp.int32)
-        rows = jnp.minimum(column - 1, row.tokens.shape[1] - (config.rows or 0))
-        window = inputs.window._replace(block=column, rows=rows)
-        return step(model, row, cache, inputs._replace(window=window), config)
+        # compute: the hidden states of the text, then those of the masks behind it
+        hidden, cache = self.compute(model, row, drafts, column, cache, inputs, config)
+        evaluation = self.decide(model, hidden[:, : self.decided], row, column, inputs, config)
+        # verify: the drafts that equal the tokens decided before them, up to the end of the text
+        tokens = evaluation.proposal.tokens[:, :-1]
+        is_right = tokens == drafts[:, : self.decided - 1]
+        is_right &= ~jnp.isin(tokens, jnp.asarray(config.stop_ids, jnp.int32))
+        kept = jnp.sum(jnp.cumprod(is_right, axis=1), dtype=jnp.int32)
+        kept = jnp.minimum(kept, jnp.sum(row.masked, dtype=jnp.int32) - 1)
+        after = self.take(row, evaluation, column, kept, inputs, config)
+        if self.count:
+            # draft: by the masks behind the last token that was kept
+            first = self.decided + kept * self.count
+            masks = lax.dynamic_slice_in_dim(hidden, first, self.count, axis=1)
+            drafts = jnp.argmax(model.logits(masks), axis=-1).astype(jnp.int32)
+        return after._replace(extra=drafts), cache
+
+    def compute(
+        self,
+        model: DreamForCausalLM,
+        row: SamplerState,
+        drafts: Int[Array, "1 g"],
+        column: ScalarInt,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
+    ) -> tuple[Hidden, KVCache]:
+        """Compute the rows of a pass; `column` is the first one that is not decided.
+
+        The keys and values of text stand in its columns, those of masks in columns behind it, which
+        later passes overwrite.
+        """
+        canvas = inputs.canvas
+        width = row.tokens.shape[1]
+        size = self.cache_columns(width)
+        present = jnp.pad(canvas.attention_mask, ((0, 0), (0, size - width)))
+        last = column - 1
+        assert cache.layers
+        if not self.verifies:
+            hidden, layers = model.model.recompute(
+                row.tokens[:, : config.rows],
+                present,
+                canvas.position_ids[:, : config.rows],
+                cache.layers,
+                jnp.int32(0),
+            )
+            # Masks are behind the last token; those past the canvas draft nothing of use.
+            ahead = last + jnp.arange(1 + self.count)
+            return jnp.take(hidden, ahead, axis=1, mode="clip"), KVCache(layers)
+        columns, attends = self.rows
+        masks = jnp.full((1, (1 + self.count) * self.count), config.mask_id, jnp.int32)
+        token, position = (
+            lax.dynamic_slice_in_dim(values, last, 1, axis=1)
+            for values in (row.tokens, canvas.position_ids)
+        )
+        # Rows 5 to 8 attend to the columns before 5, and among themselves as `attends` says.
+        among = jnp.zeros((len(columns), size), bool)
+        among = lax.dynamic_update_slice(among, jnp.asarray(attends), (jnp.int32(0), last))
+        hidden, layers = model.model.recompute(
+            jnp.concatenate([token, drafts, masks], axis=1),
+            among | (present & (jnp.arange(size) < last))[:, None],
+            position + columns,
+            cache.layers,
+            last,
+        )
+        return hidden, KVCache(layers)
+
+    def decide(
+        self,
+        model: DreamForCausalLM,
+        hidden: Float[Array, "1 c d"],
+        row: SamplerState,
+        column: ScalarInt,
+        inputs: BatchInputs,
+        config: StepConfig,
+    ) -> Evaluation:
+        """Decide the columns from `column` on, each with the random numbers of its own step."""
+        config = replace(config, axes=(*config.axes, CANVASES))
+        numbers = jnp.arange(self.decided, dtype=jnp.int32)
+        positions = inputs.canvas.position_ids[0, column] + numbers
+        needed = jnp.ones((1, 1), bool)
+
+        def decide(logits, step, position):
+            return decide_tokens(
+                model.config,
+                row._replace(step=step),
+                inputs.params,
+                config,
+                logits[None, None],
+                position[None, None],
+                needed,
+            )
+
+        evaluations = jax.vmap(decide, axis_name=CANVASES)(
+            model.logits(hidden)[0], row.step + numbers, positions
+        )
+        # [c, 1, 1, ...] -> [1, c, ...]
+        return jax.tree.map(lambda part: part[:, :, 0].swapaxes(0, 1), evaluations)
+
+    def take(
+        self,
+        row: SamplerState,
+        evaluation: Evaluation,
+        column: ScalarInt,
+        kept: ScalarInt,
+        inputs: BatchInputs,
+        config: StepConfig,
+    ) -> SamplerState:
+        """Write the kept tokens and the one after them, each at the step that would decide it alone."""
+        # Column 6 of 8, decided [a, b, c]: the columns from 5 on take [c, a, b], without c.
+        width = row.tokens.shape[1]
+        config = replace(config, length=self.decided)
+        block = jnp.minimum(column, width - self.decided)
+        inputs = inputs._replace(window=inputs.window._replace(block=block))
+        shift = column - block
+        evaluation = jax.tree.map(lambda part: jnp.roll(part, shift, axis=1), evaluation)
+        numbers = jnp.arange(self.decided) - shift
+        chosen = (numbers >= 0) & (numbers <= kept)
+        chosen &= block_columns(row.masked, inputs.window, config)
+        after = write(row, evaluation, chosen, inputs, config)
+        # what follows a stop token is filled at its step
+        steps = row.step + jnp.minimum(jnp.arange(width) - column, kept)
+        is_new = row.masked & ~after.masked
+        return after._replace(
+            commit_step=jnp.where(is_new, steps, after.commit_step),
+            step=row.step + kept + 1,
+            forwards=row.forwards + 1,
+        )

@@ -30,8 +30,8 @@ from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.delayed_cache import DelayedCache
 from jax_lm.diffusion.drafts import Drafts
+from jax_lm.diffusion.left_to_right import LeftToRight
 from jax_lm.diffusion.lookahead import Lookahead
-from jax_lm.diffusion.mask_drafts import MaskDrafts
 from jax_lm.diffusion.multi_block import MultiBlock
 from jax_lm.diffusion.path_planning import PathPlanning
 from jax_lm.diffusion.state import (
@@ -81,7 +81,7 @@ IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 METHODS: tuple[type[Variant], ...] = (
     VariableLength,
     PathPlanning,
-    MaskDrafts,
+    LeftToRight,
     BlockPipeline,
     MultiBlock,
     DelayedCache,

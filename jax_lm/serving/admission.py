@@ -11,6 +11,7 @@ from jax_lm.diffusion.constrained import Repair
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.options import GenerationOptions
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.jobs import Request
@@ -44,9 +45,9 @@ def sequence_of(
     """
     # limits of the server
     config = inference.config
-    options = inference.fit(request.options)
+    options = served_options(inference, request.options)
     hole = request.options.max_new_tokens
-    if config.family.attention == "causal" and request.after:
+    if inference.is_unidirectional and request.after:
         prefix, suffix, middle = gap_ids(inference.tokenizer)
         before = (prefix, *request.before, suffix, *request.after, middle)
         request = replace(request, before=before, after=())
@@ -63,10 +64,12 @@ def sequence_of(
         # the repair applies the grammar, not the step
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,
-        "is_left_to_right": inference.is_autoregressive,
-        # blocks that are counted from the end of the prompt need no alignment
-        "decoding_block": config.decoding_block or 1 if config.family.prompt == "start" else 1,
+        "is_left_to_right": inference.is_unidirectional,
+        "decoding_block": 1,
     }
+    # blocks that are counted from the end of the prompt need no alignment
+    if config.family.prompt == "start" and not inference.is_unidirectional:
+        fields["decoding_block"] = config.decoding_block or 1
     tokenizer = inference.tokenizer
     growth = inference.sampler.growth
     # a hole that finds its own length
@@ -104,6 +107,11 @@ def sequence_of(
     return ConstrainedSequence(
         **fields, repair=Repair(constraint_of(options.grammar, request, inference), options)
     )
+
+
+def served_options(inference: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:
+    """Return the options, restricted to what a server decodes; ValueError if they ask for more."""
+    return options.left_to_right() if inference.is_unidirectional else inference.fit(options)
 
 
 def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> Fields:

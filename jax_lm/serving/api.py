@@ -88,10 +88,9 @@ class Server:
         self.growth = engine.inference.sampler.growth
         # A text with holes that grow has a token before it, and one after it.
         self.markers = 2 * (self.growth is not None)
-        if engine.inference.is_autoregressive:
+        # A model that is decoded from left to right has tokens around the texts of a gap.
+        if engine.inference.is_unidirectional:
             self.presets = ()
-        # A model that only knows earlier text has tokens around the texts of a gap.
-        if engine.inference.config.family.attention == "causal":
             self.markers = len(GAP_TOKENS)
         # adapter and preset of each name that a request may give, both empty by default
         adapters = {settings.model: ""} | {name: name for name in settings.adapters}

@@ -12,9 +12,10 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 
+from jax_lm.diffusion.left_to_right import require_drafts
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import (
     Decoding,
@@ -25,7 +26,7 @@ from jax_lm.options import (
 )
 from jax_lm.planning.memory import OutOfMemoryError
 from jax_lm.planning.serving import CONTEXTS, SLOTS
-from jax_lm.serving.admission import sequence_of
+from jax_lm.serving.admission import sequence_of, served_options
 from jax_lm.serving.compilations import WarmUp
 from jax_lm.serving.jobs import Job, Listener, Request
 from jax_lm.serving.metrics import Metrics
@@ -83,8 +84,12 @@ class EngineOptions:
 
     def require_fitting(self, inference: DiffuCoderInference):
         """Raise ValueError for options that a model cannot follow. Its weights need not be loaded."""
-        # an autoregressive model has no drafts and no presets
-        inference.fit(GenerationOptions(draft=self.draft, decoding=Decoding(preset=self.preset)))
+        options = GenerationOptions(draft=self.draft, decoding=Decoding(preset=self.preset))
+        if inference.config.is_causal:
+            # masks draft
+            require_drafts(self.draft, inference.config)
+            options = replace(options, draft=0)
+        served_options(inference, options)
         limit = inference.config.max_position_embeddings
         if self.context is not None and self.context > limit:
             raise ValueError(f"context={self.context}: the model holds {limit} tokens")

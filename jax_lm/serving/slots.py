@@ -55,7 +55,7 @@ class Slots:
     Args:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
         count: number of slots; with a cache, each keeps its keys and values from block to block.
-        draft: draft canvases of each sequence, as in `jax_lm.options.GenerationOptions`.
+        draft: drafts of each sequence, as in `jax_lm.options.GenerationOptions`.
         sizes: numbers of sequences for which all passes are compiled; more may be added later.
         pace: predicts the time of calls; shared by all slots of a device.
 
@@ -94,6 +94,9 @@ class Slots:
         self.on_device: Any = None
         self.stop_ids = stop_ids
         self.draft = draft
+        # Drafts of the next canvases are canvases, those of the next tokens are not.
+        is_canvas = sampler.config.family.attention != "causal"
+        self.canvases = 1 + draft * is_canvas
         self.passes = self.slot_passes()
         self.pace = pace or Pace()
         self.sizes = [list(sizes) for _ in self.passes]
@@ -114,7 +117,7 @@ class Slots:
 
     def rows(self, number: int) -> int:
         """Return the number of token rows that a pass computes per sequence."""
-        return (self.passes[number].config.rows or self.columns) * (1 + self.draft)
+        return (self.passes[number].config.rows or self.columns) * self.canvases
 
     def seconds(self, sequence: Sequence) -> float:
         """Predict the seconds of the full-width passes that a sequence needs until it is done."""
@@ -204,8 +207,8 @@ class Slots:
         With a cache these are the refresh that begins the block, and the steps on a window.
         """
         variant = Drafts(self.draft) if self.draft else PLAIN
-        if not self.sampler.config.family.is_diffusion:
-            variant = LeftToRight()
+        if self.sampler.config.family.attention == "causal":
+            variant = LeftToRight(self.draft, guesses=max(self.draft, 1))
         length = self.columns
         rows = [None]
         if self.is_cached:
@@ -270,9 +273,8 @@ class Slots:
         It is committed to its devices, as the results of a step are; otherwise the step would be
         compiled twice.
         """
-        cache = run_empty_slots(
-            self.sampler.graph, self.sampler.params, len(self.held), self.columns
-        )
+        columns = self.passes[0].config.variant.cache_columns(self.columns)
+        cache = run_empty_slots(self.sampler.graph, self.sampler.params, len(self.held), columns)
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
     def upload(self, batch: list[Sequence | None], steps: int) -> Any:
@@ -331,7 +333,9 @@ class Slots:
             forwards=NEVER,
         )
         extra = sequence.extra
-        if self.draft and extra is None:
+        if extra is None and isinstance(variant := self.passes[0].config.variant, LeftToRight):
+            extra = np.zeros((1, variant.guesses), np.int32)
+        elif self.canvases > 1 and extra is None:
             # These drafts will be rejected, because a canvas never equals the step from it.
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)

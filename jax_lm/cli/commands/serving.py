@@ -25,6 +25,7 @@ from jax_lm.options import Decoding
 from jax_lm.planning.memory import estimate_memory
 from jax_lm.planning.roofline import gib
 from jax_lm.planning.serving import CONTEXTS, SLOTS, describe_limits, fitting_limits, serving_memory
+from jax_lm.serving.admission import served_options
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.connections import ConnectionLimits
 from jax_lm.serving.engine import Engine, EngineOptions
@@ -75,8 +76,8 @@ def run_serve(arguments: Serve) -> NoReturn:
     inference = DiffuCoderInference(**model, verbose=False, before_weights=options.require_fitting)
     logger.info(inference.describe())
     if arguments.preset is None:
-        # an autoregressive model has no presets
-        defaults["preset"] = "exact" if inference.is_autoregressive else DEFAULT_PRESET
+        # what is decoded from left to right has no presets
+        defaults["preset"] = "exact" if inference.is_unidirectional else DEFAULT_PRESET
     options = fit_options(inference, replace(options, preset=defaults["preset"]), given)
     engine = Engine(inference, options)
     hosts = ()
@@ -91,7 +92,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         defaults=checkpoint_defaults(inference.source.folder) | defaults,
     )
     # refuse defaults that the model cannot follow now, not at every request
-    inference.fit(DecodingBody.model_validate({}).options(1, settings.defaults))
+    served_options(inference, DecodingBody.model_validate({}).options(1, settings.defaults))
     # serve
     limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
     app = create_app(engine, settings, limits)
@@ -164,7 +165,7 @@ def fit_options(
     """Choose the slots and the context that are not given by the free memory, and log them."""
     each = inference.split()[0]
     # a model that is decoded left to right has the cache of `fast`
-    preset = "fast" if inference.is_autoregressive else options.preset
+    preset = "fast" if inference.is_unidirectional else options.preset
     planned = replace(each.planned, decoding=Decoding(preset=preset))
     memory = math.inf
     may_use = "unknown"
