@@ -354,8 +354,8 @@ def window_length(columns: int, model: DreamConfig) -> int:
 
 
 EXACT = Decoding()
-# One token after another: blocks of one column, each of which attends to the columns before it.
-LEFT_TO_RIGHT = Decoding(cache="causal", block_length=1, active_blocks=1)
+# One token after another, each of which attends to those before it.
+LEFT_TO_RIGHT = Decoding(cache="causal")
 # Options that need another way of decoding, with the values that turn them off.
 WITHOUT_VARIANTS = {"draft": 0, "lookahead": 0, "grammar": None, "num_steps": None}
 # The end of error messages about all other settings.

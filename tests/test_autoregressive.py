@@ -120,7 +120,7 @@ def test_the_sampler_alone_refuses_them_too(model):
     with pytest.raises(ValueError, match="cache='none': must be 'causal', as this model is auto"):
         Sampler(model).generate(canvas, GREEDY)
     blocks = Decoding(cache="causal", block_length=2)
-    with pytest.raises(ValueError, match="block_length=2: must be 1, as this model is auto"):
+    with pytest.raises(ValueError, match="block_length=2: must be None with cache='causal'"):
         Sampler(model).generate(canvas, replace(GREEDY, decoding=blocks))
 
 

@@ -35,7 +35,7 @@ from jax_lm.diffusion.step import (
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
 from jax_lm.models.shapes import ScalarInt
-from jax_lm.options import CAUSAL, LEFT_TO_RIGHT_ONLY, PIPELINE_SETTINGS, WITH_CAUSAL, require_only
+from jax_lm.options import CAUSAL, PIPELINE_SETTINGS, WITH_CAUSAL, require_only
 
 
 def require_drafts(draft: int, config: DreamConfig):
@@ -77,20 +77,15 @@ class LeftToRight(Drafts):
 
     @classmethod
     def of(cls, canvas, options, config) -> "LeftToRight | None":
-        decoding = options.decoding
-        if decoding.settings.cache != "causal" or config.family.attention != "causal":
+        if options.decoding.cache != "causal" or config.family.attention != "causal":
             return None
         region = completed_region(canvas, CAUSAL)
         require_drafts(options.draft, config)
+        where = f"{WITH_CAUSAL} for {config.family.name}"
+        unread = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
+        require_only(options.decoding, unread, where)
         if config.is_causal:
-            unread = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
-            where = f"{WITH_CAUSAL} for {config.family.name}"
-            require_only(decoding, unread, where)
             require_only(options, {"alg": "left_to_right", "alg_temp": 0}, where)
-        elif decoding.block_length_in(region.length) > 1:
-            raise ValueError(
-                f"block_length={decoding.block_length}: must be 1, {LEFT_TO_RIGHT_ONLY}"
-            )
         count = min(options.draft, region.length - 1)
         guesses = max(count, len(canvas.tokens) == 1)
         return cls(count, first_rows=region.start + count, guesses=guesses)

@@ -55,7 +55,7 @@ class Serve:
             whole files need more than 128.
         timeout: maximum seconds per request.
         draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off.
-            Answers stay the same.
+            Answers stay the same. With causal blocks, number of tokens that masks draft.
         warm_up: shapes to compile before the server is ready, as tokens, tokensxsequences or
             preset:tokensxsequences: 192, 384x4, exact:96x16. All others are compiled when requests
             need them.
