@@ -170,7 +170,7 @@ class Local(Executor):
         self.choose_tier()
         workers = self.workers or os.cpu_count() or 1
         # The sessions that are not in use; None stands for one that has not been started.
-        sessions: SimpleQueue[Session | None] = SimpleQueue()
+        sessions = SimpleQueue()
         for _ in range(workers):
             sessions.put(None)
         try:
@@ -356,9 +356,9 @@ def reason_of(child: Child, when: str = " before the end") -> TestResult:
         return failed(f"left with exit status {code}{when}")
     if -code == signal.SIGXCPU:
         return TestResult("timeout", "used up its processor time")
-    # The kernel's SIGKILL, not ours: the process had ended before we sent one.
-    if -code == signal.SIGKILL and child.ended:
-        return TestResult("out_of_memory", "killed by the kernel")
+    # Ours, after it has closed its socket, or the kernel's.
+    if -code == signal.SIGKILL:
+        return failed("closed its connection to the sandbox, or was killed")
     # Python names no real-time signal but the first and the last.
     names = {int(each): each.name for each in signal.Signals}
     return failed(f"crashed with {names.get(-code, f'signal {-code}')}")
