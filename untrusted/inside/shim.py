@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import types
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -25,6 +25,7 @@ from untrusted.inside.wire import is_array, numpy_kind
 
 MISSING = object()
 NUMBERS = (int, float, complex, Decimal, Fraction)
+SEQUENCES = (list, tuple, range, deque)
 Captured = namedtuple("Captured", "out err")
 Param = namedtuple("Param", "values marks")
 
@@ -47,6 +48,13 @@ def skip(reason: str = "", **_):
 
 # Tests catch these as `pytest.fail.Exception`.
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
+
+
+def needs_pytest(*names: Any):
+    """Refuse an attribute: the `__getattr__` of the module, or of a class, which comes first."""
+    if names[-1].startswith("__"):
+        raise AttributeError(names[-1])
+    raise cannot_judge(f"the test needs pytest itself, for {names[-1]:.60}")
 
 
 def main(*_, **__):
@@ -81,7 +89,7 @@ def expecting(expected, pattern=None) -> Iterator[ExceptionInfo]:
         info.match(pattern)
 
 
-def raises(expected_exception, *call, match=None, **keywords) -> Any:
+def raises(expected_exception, *call, match=None, **keywords):
     """Expect an exception from a block, or from a call: `raises(E)`, `raises(E, f, 1)`."""
     if not call:
         return expecting(expected_exception, match)
@@ -114,8 +122,8 @@ class Approx:
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
             return same and all(self.near(actual[key], value) for key, value in expected.items())
-        if isinstance(expected, list | tuple):
-            same = isinstance(actual, list | tuple) and len(actual) == len(expected)
+        if isinstance(expected, SEQUENCES):
+            same = isinstance(actual, SEQUENCES) and len(actual) == len(expected)
             return same and all(map(self.near, actual, expected))
         if actual == expected or isinstance(expected, bool):
             return actual == expected
@@ -135,7 +143,7 @@ class Approx:
 approx = Approx
 
 
-def without_numpy(value) -> Any:
+def without_numpy(value):
     """Return an array as lists, and a number of numpy as one of Python."""
     return value.tolist() if is_array(value) or numpy_kind(value) == "number" else value
 
@@ -154,7 +162,9 @@ class Mark:
     name: str
     arguments: tuple = ()
 
-    def __call__(self, *arguments, **keywords) -> Any:
+    def __call__(self, *arguments, **keywords):
+        if keywords.get("indirect"):
+            raise cannot_judge("the test needs pytest itself, for indirect parameters")
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
         # `mark.skip` may decorate directly, `mark.parametrize` is always called with arguments first.
         needs_arguments = not self.arguments and self.name == "parametrize"
@@ -182,8 +192,10 @@ class Fixture:
     """A fixture: a function that returns a value, or yields one and then cleans up."""
 
     def __init__(self, function, settings: Fields):
-        if "params" in settings:
-            raise cannot_judge("the test needs pytest itself, for a fixture with params")
+        if "params" in settings or settings.get("scope") == "class":
+            raise cannot_judge(
+                "the test needs pytest itself, for a fixture with params or of a class"
+            )
         self.function = function
         self.name = settings.get("name") or function.__name__
         self.autouse = settings.get("autouse", False)
@@ -201,8 +213,7 @@ class Capsys:
         self.out = io.StringIO()
         self.err = io.StringIO()
 
-    def __getattr__(self, name: str) -> Any:
-        raise cannot_judge(f"the test needs pytest itself, for capsys.{name:.60}")
+    __getattr__ = needs_pytest
 
     def readouterr(self) -> Captured:
         """Return what has been printed since the previous call."""
@@ -245,14 +256,12 @@ class MonkeyPatch(contextlib.ExitStack):
     def context() -> "MonkeyPatch":
         return MonkeyPatch()
 
-    def __getattr__(self, name: str) -> Any:
-        raise cannot_judge(f"the test needs pytest itself, for monkeypatch.{name:.60}")
-
+    __getattr__ = needs_pytest
     undo = contextlib.ExitStack.close
 
 
 @fixture
-def tmp_path() -> Any:
+def tmp_path():
     return importlib.import_module("pathlib").Path(tempfile.mkdtemp())
 
 
@@ -270,7 +279,7 @@ def capsys() -> Iterator[Capsys]:
 
 
 # Built-in fixtures.
-FIXTURES: Fields = {each.name: each for each in (tmp_path, monkeypatch, capsys)}
+FIXTURES = {each.name: each for each in (tmp_path, monkeypatch, capsys)}
 
 
 def install_shim():
@@ -281,9 +290,3 @@ def install_shim():
     # Called for every other name of `pytest` that a test uses.
     module.__dict__["__getattr__"] = needs_pytest
     sys.modules["pytest"] = module
-
-
-def needs_pytest(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise cannot_judge(f"the test needs pytest itself, for pytest.{name:.60}")

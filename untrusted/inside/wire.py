@@ -66,6 +66,7 @@ FORMS: dict[type, Form] = {
     types.MappingProxyType: (lambda view: [dict(view)], types.MappingProxyType),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
     collections.UserString: (by("data"), collections.UserString),
+    types.GenericAlias: (by("__origin__", "__args__"), types.GenericAlias),
 }
 for _view in (dict.keys, dict.items, dict.values):
     FORMS[type(_view({}))] = dictionary_of, _view
@@ -135,7 +136,7 @@ def array_text(array) -> str:
     return file.getvalue().hex()
 
 
-def read_array(text: str) -> Any:
+def read_array(text: str):
     import numpy as np  # as above
 
     # Never arrays of objects, which numpy would unpickle.
