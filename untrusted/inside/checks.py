@@ -7,6 +7,7 @@ import ast
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -106,18 +107,15 @@ def modules_meant(nodes: Nodes, free: Names) -> Names:
     return {name for name in free & sys.stdlib_module_names if 0 < used[name] == based[name]}
 
 
-def test_names(tree: ast.Module) -> Names:
+def test_names(tree: ast.Module | ast.ClassDef) -> Names:
     """Collect the names of the functions and classes that a test framework would run."""
     names = set()
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            has_tests = any(
-                isinstance(part, FUNCTIONS) and part.name.startswith("test") for part in node.body
-            )
             is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-            if is_case or (node.name.startswith("Test") and has_tests):
+            if is_case or (node.name.startswith("Test") and test_names(node)):
                 names.add(node.name)
     return names
 
@@ -166,17 +164,17 @@ def method_of_tester(name: str) -> ast.Attribute:
     return ast.Attribute(ast.Name(TESTER, ast.Load()), name, ast.Load())
 
 
-def call_tester(name: str, *arguments) -> Any:
+def call_tester(name: str, *arguments):
     """Build `__tester__.name(*arguments)`."""
     return ast.Call(method_of_tester(name), list(arguments), [])
 
 
-def count_check() -> ast.stmt:
-    return ast.Expr(call_tester("note_check"))
-
-
 # Functions that only read plain data. What they make of the test's data can be computed twice.
-READING = re.compile("abs|all|any|dict|frozenset|len|list|max|min|round|set|sorted|str|sum|tuple")
+READING = re.compile(
+    "abs|all|any|dict|enumerate|frozenset|len|list|max|min|range|reversed|round|set|sorted|str|sum|tuple|zip"
+)
+# By statement, the expression on which it depends how often what is executed.
+FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test", ast.Assign: "value"}
 # Methods that put their arguments into a container.
 FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
 
@@ -194,7 +192,7 @@ class TestPreparation:
             functions, which may be functions of the program, as in `check(candidate)`.
         derived: names of the program, those whose values depend on its results, and TESTER for a
             call of it.
-        compared: names in sides of comparisons that do not depend on the program.
+        own: names of the test's functions that do not depend on the program.
     """
 
     def __init__(self, nodes: Nodes, program: Names):
@@ -202,7 +200,6 @@ class TestPreparation:
         self.theirs = program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived = {TESTER, *program}
-        self.compared = set()
         # The names that each statement binds, with the names in the expressions on the right.
         bindings = []
         for node in nodes:
@@ -212,6 +209,9 @@ class TestPreparation:
             # results.append(f(x)) binds `results`, too
             elif isinstance(node, ast.Call) and FILLING.fullmatch(name_of(node.func)):
                 bindings.append(({root_of(node.func)}, self.uses(*node.args)))
+            # def run(xs): return [f(x) for x in xs]
+            elif isinstance(node, FUNCTIONS):
+                bindings.append(({node.name}, self.uses(*node.body)))
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
         size_before = 0
         while size_before < len(self.derived):
@@ -219,6 +219,7 @@ class TestPreparation:
             for names, used in bindings:
                 if used & self.derived:
                     self.derived |= names
+        self.own = {node.name for node in nodes if isinstance(node, FUNCTIONS)} - self.derived
 
     def uses(self, *expressions: ast.AST) -> Names:
         """Return the names in expressions, and TESTER if they call the program."""
@@ -265,31 +266,32 @@ class TestPreparation:
             or not names
         ):
             return side
-        self.compared |= names
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
 
     def only_reads(self, nodes: Nodes) -> bool:
-        """Whether an expression calls nothing but functions that read plain data."""
+        """Whether an expression calls nothing but functions that read plain data, or the test's own."""
         # "" for what is no plain name
-        names = [getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)]
-        return all(READING.fullmatch(name) for name in names) and self.program.isdisjoint(names)
+        names = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
+        return all(map(READING.fullmatch, names - self.own)) and self.program.isdisjoint(names)
 
-    def restore_assignments(self):
-        """Compute what is compared later from original data, too: want = sorted(data).
+    def restore_values(self):
+        """Compute what loops and variables depend on from original data, too.
 
-        Only what makes a new object. A lambda in the body of a class would not see its names.
+        for x in data: assert 2 * x in result
+        want = sorted(data)
         """
-        classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
-        in_classes = set(map(id, nodes_of(*classes)))
+        # Of variables, only what makes a new object.
         made = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.BinOp)
-        # from the last one, because `want` may be made of another name
-        for node in reversed(self.nodes):
-            match node:
-                case ast.Assign(targets=[ast.Name(name)], value=value):
-                    is_made = isinstance(value, made) and self.only_reads(nodes_of(value))
-                    if name in self.compared and is_made and id(node) not in in_classes:
-                        node.value = self.as_written(value)
+        # A lambda in the body of a class would not see its names.
+        bodies = [s for node in self.nodes if isinstance(node, ast.ClassDef) for s in node.body]
+        in_classes = {*nodes_of(*(s for s in bodies if not isinstance(s, FUNCTIONS)))}
+        for node in [node for node in self.nodes if node not in in_classes]:
+            field = FIELDS.get(type(node), "")
+            value = getattr(node, field, None)
+            is_made = isinstance(value, made) and self.only_reads(nodes_of(value))
+            if value and (is_made or type(node) is not ast.Assign):
+                setattr(node, field, self.as_written(value))
 
     def is_check(self, statement) -> bool:
         """Whether a statement is a check, which has passed if the statement ends normally."""
@@ -302,10 +304,17 @@ class TestPreparation:
         call = value.value if isinstance(value, ast.Await) else value
         return isinstance(statement, ast.Assert) or self.is_checking(call)
 
-    def count(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Insert a call of `note_check` after every check."""
-        counted = [[s, count_check()] if self.is_check(s) else [s] for s in statements]
-        return [statement for pair in counted for statement in pair]
+    def count(self, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+        """Insert a call of `note_check` after every check, and one of `forget` after `sort(data)`."""
+        for statement in statements:
+            yield statement
+            if self.is_check(statement):
+                yield ast.Expr(call_tester("note_check"))
+            # Not results.append(f(data)), which keeps what `f` has returned
+            match statement:
+                case ast.Expr(ast.Call(args=args) as call) if root_of(call) in self.theirs:
+                    if not any(map(self.depends, args)):
+                        yield ast.Expr(call_tester("forget"))
 
     def apply(self, node):
         """Prepare one node."""
@@ -319,10 +328,10 @@ class TestPreparation:
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if isinstance(node, ast.Try) and complains(node):
             for handler in node.handlers:
-                handler.body.insert(0, count_check())
+                handler.body.insert(0, ast.Expr(call_tester("note_check")))
         for part in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, part, None), list):
-                setattr(node, part, self.count(statements))
+                setattr(node, part, [*self.count(statements)])
 
 
 def ask_for_classes(node):
@@ -355,7 +364,7 @@ def prepare(nodes: Nodes, program: Names):
     preparation = TestPreparation(nodes, program)
     for node in nodes:
         preparation.apply(node)
-    preparation.restore_assignments()
+    preparation.restore_values()
     for node in nodes:
         ask_for_classes(node)
     ast.fix_missing_locations(nodes[0])

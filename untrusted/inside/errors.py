@@ -62,12 +62,18 @@ def describe_error(error: BaseException, encode: Convert) -> Fields:
     return {"k": "error", "parts": list(map(encode, [type(error), arguments, attributes | chain]))}
 
 
+def decode_kind(form: Fields, decode: Convert):
+    """Read the class of an exception or a base of one, which is no value that a test could catch."""
+    return find_type(str(form.get("v"))) or decode(form)
+
+
 def build_error(form: Fields, decode: Convert, adopt: Convert) -> BaseException:
     """Build the exception that `describe_error` has described.
 
     `adopt` registers it before its cause and context are built, because these may refer to it.
     """
-    kind, arguments = map(decode, form["parts"][:2])
+    kind = decode_kind(form["parts"][0], decode)
+    arguments = decode(form["parts"][1])
     if not (issubclass(kind, BaseException) and isinstance(arguments, tuple)):
         raise TypeError("no exception")
     # A built-in class is called, which sets its members in C. A class of the other end runs no code.

@@ -20,6 +20,7 @@ from untrusted.inside.handles import (
     Handle,
     TestSide,
     ask,
+    cannot_judge,
     content_of,
     copy_facts,
     facts_of,
@@ -47,6 +48,8 @@ CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 # Methods that compare with their argument, as operators do.
 SET_METHODS = ("intersection", "union", "difference", "symmetric_difference")
+# Methods of plain types that judge a value by their argument.
+JUDGING = "startswith endswith issubset issuperset isdisjoint equals count index"
 VIEWS = ("keys", "values", "items")
 
 
@@ -87,9 +90,9 @@ class TestModule(types.ModuleType):
 
     @property
     def __all__(self) -> list[str]:
-        return sorted(name for name in TestSide.peer.program_names if not name.startswith("_"))
+        return sorted(n for n in TestSide.peer.program_names if n[0] != "_" and not is_shared(n))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         if name in TestSide.peer.program_names:
             return TestSide.peer.fetch(name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -148,20 +151,22 @@ def namespace(nodes: list[Any]) -> Fields:
     modules = checks.modules_meant(nodes, free - peer.imported.keys())
     names = {name: importlib.import_module(name) for name in modules}
     # Names that only the program has: no builtins, helpers or modules
-    unique = {
-        name
-        for name in available - names.keys()
-        if not hasattr(builtins, name) and name not in HELPERS
-    }
+    unique = {name for name in available - names.keys() if not is_shared(name)}
     program_names = free & unique
     # If there are none, a name with two meanings
-    if not program_names and all(is_genuine(module) for module, _ in checks.imports_of(nodes)):
+    imports = checks.imports_of(nodes)
+    if not program_names and all(name == "*" or is_genuine(module) for module, name in imports):
         program_names = only_target(nodes, (free & available) - names.keys())
     for name in (free & available & HELPERS.keys()) - program_names:
         names[name] = getattr(importlib.import_module(HELPERS[name]), name)
     # A name that the test also defines means the program's object until then.
     program_names |= read & defined & unique
     return names | {name: peer.fetch(name) for name in sorted(program_names)}
+
+
+def is_shared(name: str) -> bool:
+    """Whether a name of the program also means a builtin or one of HELPERS."""
+    return hasattr(builtins, name) or name in HELPERS
 
 
 def only_target(nodes: list[Any], names: set[str]) -> set[str]:
@@ -182,7 +187,7 @@ def only_target(nodes: list[Any], names: set[str]) -> set[str]:
 # What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
 
 
-def type_of(value) -> Any:
+def type_of(value):
     """Return the class of a value; for a handle, a handle of its class."""
     return ask("type", value) if isinstance(value, Handle) else type(value)
 
@@ -197,7 +202,7 @@ def is_callable(value) -> bool:
         return False
 
 
-def method_call(subject, name: str, /, *arguments, **keywords) -> Any:
+def method_call(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)
@@ -211,8 +216,12 @@ def method_call(subject, name: str, /, *arguments, **keywords) -> Any:
     # A method that has seen the expected value must agree with the plain type's own:
     # result.startswith("Hello")
     if arguments and not isinstance(result, Handle) and all(map(is_plain_data, arguments)):
-        method = getattr(facts_of(subject)["content"], name, None)
+        judges = name in JUDGING.split()
+        content = content_of(subject) if judges else facts_of(subject)["content"]
+        method = getattr(content, name, None)
         if method and method(*arguments, **keywords) != result:
             raise no_verdict(subject, name)
+        if judges and content is NOTHING and not is_made(subject):
+            raise cannot_judge(f"an object of the program decides {name}")
     # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
     return note_made(result) if name[:1].isupper() and "_" not in name else result

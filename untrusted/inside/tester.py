@@ -14,7 +14,7 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
@@ -24,7 +24,7 @@ from typing import Any
 from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
-from untrusted.inside.errors import find_type
+from untrusted.inside.errors import decode_kind, find_type
 from untrusted.inside.handles import (
     NOTHING,
     Handle,
@@ -78,13 +78,6 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 GENERATOR_STEPS = ("send", "throw", "close")
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
-# Live views of a dictionary, and iterators over containers.
-KEYS = type({}.keys())
-ITEMS = type({}.items())
-ITERATORS = {
-    map, filter, zip, enumerate, reversed, types.GeneratorType, type({}.values()),
-    *map(type, (iter([]), reversed([]), iter(()), iter({}), iter(set()))),
-}  # fmt: skip
 # Built-in types whose value does not cross if the test derives a class from them.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
@@ -119,7 +112,7 @@ class Tester(Peer):
         TestSide.peer = self
         sys.argv = [PROGRAM_FILE]
         self.followed = {}
-        self.outputs: list[Any] = []
+        self.outputs = []
         for module, name in FOLLOWED:
             self.follow(module, name, getattr(module, name))
         # The methods that may end a loop; if the test expects it, also `send`.
@@ -128,15 +121,15 @@ class Tester(Peer):
             self.share_environment()
         self.code = code
         self.imported = genuine_imports(code)
-        self.doubts: list[str] = []
-        self.packages: set[str] = set()
+        self.doubts = []
+        self.packages = set()
         self.has_crossed = False
-        self.named: Fields = {}
+        self.named = {}
         self.original = {}
-        self.changed: set[str] = set()
+        self.changed = set()
         self.is_restored = False
         self.checked = self.held = 0
-        self.complaint: AssertionError | None = None
+        self.complaint = None
 
     # What crosses
 
@@ -150,6 +143,7 @@ class Tester(Peer):
             or kind is types.CoroutineType
             or module.startswith("asyncio")
             or "Async" in kind.__name__,
+            "a form of typing": module == "typing",
             "a function with annotations of its own": is_function
             and any(map(is_own, value.__annotations__.values())),
             "a class of its own": isinstance(value, type),
@@ -178,21 +172,26 @@ class Tester(Peer):
             self.named[name] = value
         return name
 
-    def named_value(self, name) -> Any:
+    def named_value(self, name):
         value = self.named.get(name) or find_type(name)
         if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
+        # `except MyError:` would catch the test's own assertions.
+        if name not in self.named and value in AssertionError.__mro__[:-1]:
+            raise cannot_judge(f"the program's value is {value.__name__}")
         return value
 
-    def build(self, form) -> Any:
+    def build(self, form):
         if form["k"] == "error class":
-            return error_class(str(form["n"]), form["d"], [self.decode(base) for base in form["b"]])
+            return error_class(
+                str(form["n"]), form["d"], [decode_kind(base, self.decode) for base in form["b"]]
+            )
         self.has_crossed |= form["k"] == "object"
         return build_handle(form)
 
     # Requests of the program
 
-    def carry_out(self, operation, arguments, keywords) -> Any:
+    def carry_out(self, operation, arguments, keywords):
         """Carry out an operation of the program on an object that the test has handed out.
 
         The program may call it, read and set its attributes, and use the special methods that
@@ -241,8 +240,10 @@ class Tester(Peer):
             # The program can write into the test's streams, and read nothing from them.
             or (is_output and name not in WRITING)
             # Set only data attributes of instances of the test's own classes.
-            or (operation == "set" and not is_own(kinds[0]))
-            or (operation == "set" and callable(getattr(kinds[0], name, None)))
+            or (
+                operation == "set"
+                and (not is_own(kinds[0]) or callable(getattr(kinds[0], name, None)))
+            )
         )
         if refused:
             raise AttributeError(
@@ -261,12 +262,8 @@ class Tester(Peer):
         """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
         self.followed.setdefault((target, name), [original, original])
 
-    def do(self, operation: str, /, *arguments, **keywords) -> Any:
-        """Have the program carry out an operation.
-
-        A function that returns None is expected to change its arguments in place. The test then
-        checks their new content, so the original content is dropped.
-        """
+    def do(self, operation: str, /, *arguments, **keywords):
+        """Have the program carry out an operation."""
         for (target, name), known in [*self.followed.items()]:
             original, latest = known
             if (now := getattr(target, name, original)) is not latest:
@@ -288,12 +285,14 @@ class Tester(Peer):
             if not by_name and operation != "run task":
                 raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise
-        if result is None and not self.is_restored:
-            for key in self.changed:
-                self.original.pop(key, None)
         return result
 
-    def as_written(self, compute: Callable[[], Any], only_reads: bool) -> Any:
+    def forget(self):
+        """Drop the original content of what the latest operation was meant to change."""
+        for key in self.changed:
+            self.original.pop(key, None)
+
+    def as_written(self, compute: Callable[[], Any], only_reads: bool):
         """Compute a value from the test's containers without the program's changes.
 
         For example, after `data = [2, 1]; result = f(data)`, where `f` empties its list,
@@ -341,18 +340,15 @@ class Tester(Peer):
         return {str(name) for name in names if not str(name).startswith("__")} - PREPARATIONS
 
     @cached_property
-    def main(self) -> Any:
+    def main(self):
         """The program as a module."""
         return self.do("main")
 
-    def fetch(self, name: str) -> Any:
+    def fetch(self, name: str):
         """Return a handle or value for one name of the program."""
         if name in self.imported:
             return self.imported[name]
         value = self.do("get", self.main, name)
-        # `except MyError:` would catch the test's own assertions.
-        if any(value is kind for kind in AssertionError.__mro__[:-1]):
-            raise cannot_judge(f"the program's {name:.60} is {value.__name__}")
         if isinstance(value, Handle):
             # A name in CapWords is a class.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
@@ -381,13 +377,17 @@ class Tester(Peer):
         return True
 
 
-def copy_containers(value) -> Any:
+def copy_containers(value):
     """Copy the containers in a value, and what its views and iterators yield."""
     kind = type(value)
-    if kind in ITERATORS:
+    if isinstance(value, Handle) or is_own(kind):
+        return value
+    if issubclass(kind, Iterator | ValuesView):
         return [*map(copy_containers, islice(value, 100_000))]
-    if kind in (KEYS, ITEMS):
-        return dict.fromkeys(value).keys() if kind is KEYS else dict(value).items()
+    if issubclass(kind, KeysView):
+        return dict.fromkeys(value).keys()
+    if issubclass(kind, ItemsView):
+        return dict(value).items()
     if kind in (list, set, tuple):
         return kind(map(copy_containers, value))
     if kind is dict:
@@ -410,8 +410,7 @@ def is_own(kind) -> bool:
 def look_for_limits(tester: Tester, source: str, nodes: list[Any]):
     """Raise if the border cannot support a test; record doubts if it does so only in part."""
     if found := checks.REFUSED.search(source):
-        message = f"the test may run code of the program in its own process: {found[0]:.60}"
-        raise cannot_judge(message)
+        raise cannot_judge(f"the test may run code of the program in its process: {found[0]:.60}")
     modules = {part for module, _ in checks.imports_of(nodes) for part in module.split(".")}
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
     doubtful = checks.DOUBTFUL.findall(source)
@@ -475,7 +474,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     if problem := tester.broken or tester.complaint:
         raise problem
     if not tester.checked and not changed:
-        raise NoCheckError("no assertion was executed")
+        raise AssertionError("no assertion was executed")
 
 
 def is_own_end(error: SystemExit) -> bool:
@@ -486,10 +485,6 @@ def is_own_end(error: SystemExit) -> bool:
     files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
     raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
-
-
-class NoCheckError(Exception):
-    """Raised if a test has ended without a check."""
 
 
 def failing_line(error: BaseException) -> str:
