@@ -107,7 +107,7 @@ class Session:
         self.written = {}
         self.heads = {}
         # By stream: the pipe.
-        self.pipes: dict[str, io.FileIO] = {}
+        self.pipes = {}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
         arguments = command(tier, far.fileno(), packages, self.folder)

@@ -144,7 +144,7 @@ class Broker:
     def write(self, address: int, data: bytes):
         self.transfer(os.pwrite, data, address)
 
-    def transfer(self, act: Callable[..., Any], what, address: int) -> Any:
+    def transfer(self, act: Callable[..., Any], what, address: int):
         """Read or write the process's memory; raises EFAULT if that is impossible.
 
         The address may be unmapped, or the process may have ended.

@@ -12,7 +12,6 @@ import types
 from collections.abc import Iterator
 from itertools import islice
 from operator import is_
-from typing import Any
 
 from untrusted.inside import wire
 
@@ -28,14 +27,14 @@ EXTRAS = {collections.deque: "maxlen", collections.defaultdict: "default_factory
 SPACES = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 KINDS = (list, set, bytearray, *MAPPINGS, *EXTRAS, *SPACES)
-CONTAINERS: dict[str, type] = {kind.__name__: kind for kind in KINDS}
+CONTAINERS = {kind.__name__: kind for kind in KINDS}
 
 # References to a container while it is checked, if there are no others: by the entry, a local
 # variable and an argument. Holds for CPython 3.11 to 3.13; check it for another version.
 OUR_REFERENCES = 3
 
 
-def empty_container(kind: type, extra) -> Any:
+def empty_container(kind: type, extra):
     if kind is collections.deque:
         return collections.deque(maxlen=extra)
     return kind(extra) if kind in EXTRAS else kind()
@@ -112,9 +111,9 @@ class SharedContainers:
     def __init__(self, side: str):
         self.side = side
         self.count = 0
-        self.entries: dict[str, Shared] = {}
-        self.watched: dict[str, Shared] = {}
-        self.by_identity: dict[int, Shared] = {}
+        self.entries = {}
+        self.watched = {}
+        self.by_identity = {}
 
     def add(self, key: str, container) -> Shared:
         """Register a container under a key, and watch it."""

@@ -15,7 +15,7 @@ class Deferred:
     def __init__(self, module: str):
         self._module = module
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return getattr(importlib.import_module(self._module), name)
 
     def __setattr__(self, name: str, value):

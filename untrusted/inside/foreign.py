@@ -28,7 +28,7 @@ class Foreign:
 
     __str__, __repr__, __format__ = map(make_special, ("__str__", "__repr__", "__format__"))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return PEERS[0].do("get", self, name)
 
     def __setattr__(self, name: str, value):
@@ -43,11 +43,11 @@ def foreign_class(name: str, *specials: str) -> type:
         specials: names of the special methods that the class has, so that the stand-in of an object
             without `__len__` has none either.
     """
-    members: Fields = {method: make_special(method) for method in specials}
+    members = {method: make_special(method) for method in specials}
     return type(name, (Foreign,), members | {"__module__": "__main__"})
 
 
-def build(form: Fields, decode: Convert) -> Any:
+def build(form: Fields, decode: Convert):
     """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
     if form["k"] == "function":
         return function(form)
@@ -57,7 +57,7 @@ def build(form: Fields, decode: Convert) -> Any:
     return object.__new__(foreign_class(form["n"], *form["s"]))
 
 
-def function(form: Fields) -> Any:
+def function(form: Fields):
     """Return a function that calls a function of the test. It can become a method of a class."""
 
     def call(*arguments, **keywords):

@@ -37,11 +37,11 @@ PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # Attributes of numbers and of differences of dates.
 NUMBER_NAMES = ("real", "imag", "numerator", "denominator", "days", "seconds", "microseconds")
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
-KINDS: dict[str, type] = {
-    "class": type, "map": map, "filter": filter, "property": property, "match": re.Match,
-    "builtin": types.BuiltinFunctionType,
-    "function": types.FunctionType, "method": types.MethodType, "generator": types.GeneratorType,
-    "coroutine": types.CoroutineType, "module": types.ModuleType, **{kind.__name__: kind for kind in (*IMMUTABLE, *MUTABLE)},
+KINDS: dict[Any, Any] = {
+    kind.__name__: kind for kind in (
+        *IMMUTABLE, *MUTABLE, type, map, filter, property, re.Match, types.BuiltinFunctionType,
+        types.FunctionType, types.MethodType, types.GeneratorType, types.CoroutineType, types.ModuleType,
+    )
 }  # fmt: skip
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
@@ -70,7 +70,7 @@ class TestSide:
     calls = 0
 
 
-def ask(operation: str, /, *arguments, **keywords) -> Any:
+def ask(operation: str, /, *arguments, **keywords):
     """Have the program carry out an operation."""
     TestSide.calls += operation in ("call", "call method", "set", "delete") or (
         operation == "special" and arguments[0] in ("__setitem__", "__delitem__", "__iadd__")
@@ -146,7 +146,7 @@ def no_verdict(handle, action: str) -> BaseException:
     return cannot_judge(message) if is_made(handle) else TypeError(message)
 
 
-def copy_facts(result, source, *, tainted: bool = False) -> Any:
+def copy_facts(result, source, *, tainted: bool = False):
     """Copy the facts about an operand to the result of an operation."""
     if isinstance(result, Handle):
         facts_of(result)["made"] = is_made(source)
@@ -154,7 +154,7 @@ def copy_facts(result, source, *, tainted: bool = False) -> Any:
     return result
 
 
-def note_made(result) -> Any:
+def note_made(result):
     """Record that the test has created an object, if it called a class by its name."""
     if isinstance(result, Handle):
         facts_of(result)["made"] = True
@@ -178,7 +178,7 @@ def unless_tainted(source, result, *, strict: bool = False) -> Any:
     return copy_facts(result, source, tainted=True)
 
 
-def be_strict(value, line: int) -> Any:
+def be_strict(value, line: int):
     """Record that the `with` block of this context contains checks, the last one in `line`."""
     if isinstance(value, Handle):
         facts_of(value)["strict"] = line
@@ -195,7 +195,7 @@ def may_suppress(handle, error, requested) -> bool:
 class Handle:
     """Stands for an object of the program."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str):
         # Every attribute access comes here first, also `__class__`, which `isinstance` asks for.
         facts = facts_of(self)
         if name == "__class__":
@@ -220,12 +220,12 @@ class Handle:
     def __delattr__(self, name: str):
         ask("delete", self, name)
 
-    def __get__(self, instance, owner) -> Any:
+    def __get__(self, instance, owner):
         # A function of the program that replaces a method of a test's class, as a decorator returns.
         is_method = instance is not None and facts_of(self)["kind"] == "function"
         return types.MethodType(self, instance) if is_method else self
 
-    def __call__(self, /, *arguments, **keywords) -> Any:
+    def __call__(self, /, *arguments, **keywords):
         result = unless_tainted(self, ask("call", self, *arguments, **keywords))
         return note_made(result) if facts_of(self).get("named") else result
 
@@ -257,13 +257,13 @@ class Handle:
         result = unless_tainted(self, ask("special", "__iter__", self))
         return result if result is self else yield_items(self, result)
 
-    def __await__(self) -> Any:
+    def __await__(self):
         return drive([self]).__await__()
 
-    def __exit__(self, kind, error, trace) -> Any:
+    def __exit__(self, kind, error, trace):
         return may_suppress(self, error, ask("special", "__exit__", self, kind, error, None))
 
-    async def __aexit__(self, kind, error, trace) -> Any:
+    async def __aexit__(self, kind, error, trace):
         requested = await ask("special", "__aexit__", self, kind, error, None)
         return may_suppress(self, error, requested)
 
@@ -274,10 +274,10 @@ class Handle:
     def __subclasscheck__(self, kind: type) -> bool:
         return ask("issubclass", kind, self)
 
-    def __copy__(self) -> Any:
+    def __copy__(self):
         return ask("library", "copy", "copy", self)
 
-    def __deepcopy__(self, _) -> Any:
+    def __deepcopy__(self, _):
         return ask("library", "copy", "deepcopy", self)
 
 
@@ -306,7 +306,7 @@ def yield_items(handle, iterator) -> Iterator[Any]:
     check_number(handle, "items", number)
 
 
-async def drive(awaited: list[Any]) -> Any:
+async def drive(awaited: list[Any]):
     """Await an object in the program, in slices between which other tasks of the test run."""
     task = ask("start task", *awaited)
     try:
@@ -407,7 +407,7 @@ for _name in (*BINARY, "divmod"):
 VALUED = {kind.__name__: type(f"Valued{kind.__name__}", (Handle, kind), {}) for kind in IMMUTABLE}
 
 
-def build_handle(form: Fields) -> Any:
+def build_handle(form: Fields):
     """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
     kind = str(form.get("k"))
     if kind == "coroutine":
@@ -437,21 +437,21 @@ class ErrorClass(type):
     They must be real classes, because Python's `except` accepts nothing else.
     """
 
-    def __new__(mcs, *_) -> Any:
+    def __new__(mcs, *_):
         # Reached by `class` statements of the test only: see `error_class`.
         raise cannot_judge("a class of the test derives from a class of the program")
 
-    def __call__(cls, /, *arguments, **keywords) -> Any:
+    def __call__(cls, /, *arguments, **keywords):
         return ask("call", cls, *arguments, **keywords)
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str):
         return ask("get", cls, name)
 
 
 class Error(BaseException):
     """An exception of the program's own class; its text and attributes are fetched from there."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str):
         # Python itself uses these: traceback, cause, context, notes.
         if name.startswith("__") or name in ("with_traceback", "add_note"):
             return object.__getattribute__(self, name)
@@ -460,7 +460,7 @@ class Error(BaseException):
     def __str__(self) -> str:
         return ask("special", "__str__", self)
 
-    def __eq__(self, other) -> Any:
+    def __eq__(self, other):
         return ask("special", "__eq__", self, other) if is_theirs(other) else NotImplemented
 
     __hash__ = BaseException.__hash__

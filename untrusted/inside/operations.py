@@ -52,14 +52,14 @@ OPERATORS: dict[str, Function] = {
 }
 
 
-def method_of(subject, name: str) -> Any:
+def method_of(subject, name: str):
     """Look up a special method as Python does: on the class, bound to the object."""
     method = inspect.getattr_static(type(subject), name)
     # A mock as a special method is not a descriptor, so it is called without the object.
     return method.__get__(subject, type(subject)) if hasattr(type(method), "__get__") else method
 
 
-def apply(name: str, subject, /, *arguments) -> Any:
+def apply(name: str, subject, /, *arguments):
     """Call a special method."""
     if name in OPERATORS:
         return OPERATORS[name](subject, *arguments)
@@ -71,7 +71,7 @@ def plain_base(kind: type) -> Any:
     return next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
 
 
-def content(subject) -> Any:
+def content(subject):
     """Return the plain value of an object, using only methods of the plain type it derives from."""
     base = plain_base(type(subject))
     if base is collections.defaultdict:
@@ -87,11 +87,11 @@ def content(subject) -> Any:
     return base.__pos__(subject)
 
 
-def call_method(name: str, subject, /, *arguments, **keywords) -> Any:
+def call_method(name: str, subject, /, *arguments, **keywords):
     return getattr(subject, name)(*arguments, **keywords)
 
 
-def call_library(module: str, name: str, /, *arguments, **keywords) -> Any:
+def call_library(module: str, name: str, /, *arguments, **keywords):
     """Call a library function that inspects its arguments, such as `dataclasses.asdict`."""
     return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
@@ -113,7 +113,7 @@ def unpatch(target, name: str):
 
 
 @functools.cache
-def event_loop() -> Any:
+def event_loop():
     """Return the event loop in which the program's objects are awaited for the test.
 
     Always the same one, because locks and tasks belong to the loop that created them.

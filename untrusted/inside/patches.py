@@ -37,13 +37,10 @@ REPEATED = {
 def follow_test(source: str):
     """Prepare the library functions and modules that a test's text mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
-    for module, names in FORWARDED.items():
-        for name in names.split() if module in source else ():
-            carry(module, name, everywhere=False)
-    for module, names in REPEATED.items():
+    for module, names in (FORWARDED | REPEATED).items():
         for name in names.split():
             if name in source and top_of(module) in sys.modules:
-                carry(module, name, everywhere=True)
+                carry(module, name, everywhere=module in REPEATED)
     if "mock" in source or "monkeypatch" in source:
         follow_mock(mock._patch)
 

@@ -85,15 +85,15 @@ class Peer(ABC):
         self.channel = channel
         # Reentrant, because answering a request may send requests to the other end.
         self.lock = _thread.RLock()
-        self.own: list[Any] = []
+        self.own = []
         # Numbers by identity (`id`): equal objects are not the same object.
-        self.own_numbers: dict[int, int] = {}
-        self.theirs: dict[int, Any] = {}
-        self.their_numbers: dict[int, int] = {}
+        self.own_numbers = {}
+        self.theirs = {}
+        self.their_numbers = {}
         self.shared = SharedContainers(self.side)
         # Containers in the message being written so far.
-        self.message_keys: set[str] = set()
-        self.broken: BaseException | None = None
+        self.message_keys = set()
+        self.broken = None
 
     # What each end decides
 
@@ -114,7 +114,7 @@ class Peer(ABC):
         """Return the value for such a name. Raises BorderError if it may not cross."""
 
     @abstractmethod
-    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
+    def carry_out(self, operation: str, arguments: list, keywords: Fields):
         """Carry out an operation that the other end requests."""
 
     def before_change(self, entry: Shared):  # noqa: B027 (an end may leave it out)
@@ -129,7 +129,7 @@ class Peer(ABC):
 
     # Values
 
-    def adopt(self, number: int, stand_in) -> Any:
+    def adopt(self, number: int, stand_in):
         """Register a value as the stand-in for an object of the other end."""
         # A second one would free the first, whose identity a value of this end may then get.
         if number in self.theirs:
@@ -138,7 +138,7 @@ class Peer(ABC):
         self.their_numbers[id(stand_in)] = number
         return stand_in
 
-    def encode(self, value) -> Any:
+    def encode(self, value):
         """Write a value as JSON: plain data (`wire`), a container, an object of either end, a name.
 
         An object of the other end is {"t": "yours", "v": 3}; one of this end {"t": "mine", "v": 3},
@@ -194,7 +194,7 @@ class Peer(ABC):
         entry.agreed = items = items_of(entry.container)
         return wire.convert_all(items, self.encode)
 
-    def decode(self, form) -> Any:
+    def decode(self, form):
         """Read what the other end's `encode` has written; "mine" is an object of the other end."""
         if not isinstance(form, dict):
             return wire.convert_all(form, self.decode) if isinstance(form, list) else form
@@ -221,7 +221,7 @@ class Peer(ABC):
             self.refill(entry, content)
         return entry.container
 
-    def begin(self, form: Fields) -> Any:
+    def begin(self, form: Fields):
         """Build an empty container; an array needs its shape, so it is built with its content."""
         if form["kind"] == "ndarray":
             return wire.read_array(*form["v"])
@@ -266,7 +266,7 @@ class Peer(ABC):
         except Exception as problem:  # what the other end has sent may fail in any way
             raise BorderError(f"{type(problem).__name__}: {problem!s:.300}") from problem
 
-    def do(self, operation: str, /, *arguments, **keywords) -> Any:
+    def do(self, operation: str, /, *arguments, **keywords):
         """Have the other end carry out an operation; raises what the operation raised."""
         try:
             with self.lock:

@@ -12,7 +12,6 @@ import types
 from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
 
 from untrusted.inside import foreign
 from untrusted.inside.channel import Channel, Fields
@@ -34,7 +33,7 @@ class ProgramPeer(Peer):
     def __init__(self, channel: Channel):
         super().__init__(channel)
         # Names of the library objects that the test has sent by name, by identity.
-        self.named: dict[int, str] = {}
+        self.named = {}
         foreign.PEERS[:] = [self]
         self.share_environment()
 
@@ -44,18 +43,18 @@ class ProgramPeer(Peer):
         """Describe an object: the plain type that its class derives from, or its kind."""
         base = plain_base(type(value))
         kind = type if isinstance(value, type) else base or type(value)
-        form = {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
+        form = {"k": kind.__name__ if KINDS.get(kind.__name__) is kind else "object"}
         # An immutable value crosses now; a mutable one is fetched when it is needed.
         return form | {"c": self.encode(content(value))} if base in IMMUTABLE else form
 
-    def build(self, form) -> Any:
+    def build(self, form):
         return foreign.build(form, self.decode)
 
     def name_of(self, value) -> str | None:
         name = genuine_name(value) or ""
         return self.named.get(id(value)) or (name if find_type(name) is value else None)
 
-    def named_value(self, name: str) -> Any:
+    def named_value(self, name: str):
         module, _, member = name.partition(":")
         value = import_module(module)
         value = attrgetter(member)(value) if member else value
@@ -69,7 +68,7 @@ class ProgramPeer(Peer):
         flush_output()
         super().send(what, values, keywords)
 
-    def carry_out(self, operation, arguments, keywords) -> Any:
+    def carry_out(self, operation, arguments, keywords):
         return OPERATIONS[operation](*arguments, **keywords)
 
     def serve(self):
@@ -146,7 +145,7 @@ def answer_once(job: Fields) -> Fields:
         return report_exception(error)
 
 
-def find_function(namespace: Fields, name: str, *, is_method: bool) -> Any:
+def find_function(namespace: Fields, name: str, *, is_method: bool):
     """Return a function of the program, or a method of a new object of its class Solution."""
     if is_method:
         return getattr(namespace["Solution"](), name)

@@ -82,9 +82,9 @@ class Zygote:
 
     def begin(self):
         """Reset: no children, an empty folder, and only the parent to listen to."""
-        self.children: list[int] = []
+        self.children = []
 
-        self.brokers: dict[int, Broker] = {}
+        self.brokers = {}
         self.poller = select.poll()
         self.poller.register(self.control, select.POLLIN)
         self.reason = ""
