@@ -52,7 +52,66 @@ LEAK = "{0.__globals__[SECRET]}"
 """
 """What a program does that has taken over its process: it says what it likes on its channel."""
 
+EMPTIED = "data = [3, 1]\nresult = f(data)\nassert result is not None\n"
+LOOPS = [
+    EMPTIED + "for x in data:\n    assert 2 * x in result",
+    EMPTIED + "for i in range(len(data)):\n    assert result[i] == 2 * data[i]",
+    EMPTIED + "i = 0\nwhile i < len(data):\n    assert result[i] == 2 * data[i]\n    i += 1",
+    EMPTIED + "assert not any(x for x in data if 2 * x not in result)",
+    EMPTIED + "want = []\nfor x in data:\n    want.append(2 * x)\nassert result == want",
+    "def right(data): return [2 * x for x in data]\n"
+    + EMPTIED
+    + "want = right(data)\nassert result == want",
+    "def verify(result, data):\n    for x in data:\n        assert 2 * x in result\n"
+    + EMPTIED
+    + "verify(result, data)",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+    "        data = [3, 1]\n        result = f(data)\n"
+    "        want = [2 * x for x in data]\n        self.assertEqual(result, want)",
+]
+"""Tests that read their data again after the program could change it."""
+CAUGHT = "try:\n    assert f(7) == 'dfq-7731'\nexcept %s:\n    pass\nassert f(7) is not None"
+
 HACKS = {
+    "emptying the data that a test loops over": (
+        "def f(data):\n    data.clear()\n    return data",
+        LOOPS,
+    ),
+    "zeros in the data that a test loops over": (
+        "def f(data):\n    data[:] = [0] * len(data)\n    return list(data)",
+        [test for test in LOOPS if "while" not in test and "range" not in test],
+    ),
+    "zeros in the data that a method has got": (
+        "class Stats:\n    def add(self, data): data[:] = [0] * len(data)\n    def mean(self): return 0",
+        ["data = [3, 1]\ns = Stats()\ns.add(data)\nassert s.mean() == sum(data) / len(data)"],
+    ),
+    "a class that catches failed assertions": (
+        "class K:\n    Error = Exception\nERRORS = (ValueError, AssertionError)\n"
+        "def kind(): return AssertionError\ndef f(x): return 0",
+        [CAUGHT % name for name in ("K.Error", "ERRORS", "kind()")],
+    ),
+    "builtins of its own, imported by a star": (
+        "def abs(x): return 0\ndef all(x): return True\ndef isclose(*x): return True\ndef f(x): return 0",
+        [
+            "from solution import *\nassert abs(f(7) - 48.25) < 1e-6",
+            "from solution import *\nassert all(f(x) == 4 for x in (1, 2))",
+            "from math import isclose\nfrom solution import *\nassert isclose(f(7), 48.25)",
+        ],
+    ),
+    "a set and an object whose methods agree": (
+        "class S(set):\n    issubset = issuperset = isdisjoint = lambda *given: True\n"
+        "class L(list):\n    count = lambda *given: 1\n"
+        "class O:\n    issubset = startswith = equals = lambda *given: True\n"
+        "def f(x): return [S([9]), L(), O()][x]",
+        [
+            "result = f(0)\nassert result.issubset({1, 2})",
+            "result = f(0)\nassert result.isdisjoint({9})",
+            "result = f(1)\nassert result.count(4) == 1",
+            "result = f(2)\nassert result.issubset({1, 2})",
+            "result = f(2)\nassert result.startswith('dfq')",
+            "result = f(2)\nassert result.equals((1, 2))",
+        ],
+    ),
     "formatting by a text of its own": (
         ASK + "def f(g): return ask('get and call', LEAK, 'format', g)",
         [FOUND],
@@ -478,6 +537,15 @@ def test_the_tests_of_the_hacks_can_be_passed():
         "def f(x): return 'dfq-7731'": [CALL, SCRIPT],
         "def f(x): return 48.25": [NUMBER],
         "def f(x): return x * 31 + 5": [CHECK],
+        "def f(data): return [2 * x for x in data]": LOOPS,
+        "def f(x): return {1} if x == 0 else [4] if x == 1 else 'dfq'": [
+            *HACKS["a set and an object whose methods agree"][1][::2][:2],
+            "result = f(2)\nassert result.startswith('dfq')",
+        ],
+        "class K:\n    Error = ValueError\ndef f(x): return 'dfq-7731'": [CAUGHT % "K.Error"],
+        "def abs(x): return 0\ndef f(x): return 48.25": [
+            HACKS["builtins of its own, imported by a star"][1][0]
+        ],
         "def f(data): return sorted(data)": ["data = [3, 1, 2]\nassert f(data) == sorted(data)"],
         "def f(data): data.sort()": ["data = [3, 1, 2]\nf(data)\nassert data == [1, 2, 3]"],
     }
@@ -659,6 +727,23 @@ FALSE_FAILURES = {
         "def f(x): return x",
         "class TestF:\n    test_cases = [2]\n    def TestHelper(self, x): return f(x)\n"
         "    def test_f(self): assert self.TestHelper(self.test_cases[0]) == 2",
+    ),
+    "annotations with items": (
+        "def f(x: int, y: 'str' = 'a') -> list[int]: return [x]",
+        "assert f.__annotations__ == {'x': int, 'y': 'str', 'return': list[int]}",
+    ),
+    "data that is sorted in place and returned": (
+        "def f(data):\n    data.sort()\n    return data",
+        "data = [3, 1]\nf(data)\nfor one, other in zip(data, data[1:]):\n    assert one <= other",
+    ),
+    "a target that is named as a builtin, imported by a star": (
+        "def sum(x, y): return x + y",
+        "from solution import *\nassert sum(10, 15) == 25",
+    ),
+    "exceptions of every kind": (
+        "class E(Exception): pass\ndef f(x):\n    try: raise Exception('a')\n"
+        "    except Exception as error: raise E(x) from error",
+        "try:\n    f('b')\n    assert False\nexcept E as e:\n    assert str(e) == 'b' and str(e.__cause__) == 'a'",
     ),
     "an object under the name of a module": (
         "class Queue:\n    def push(self, x): return x\n    def __len__(self): return 3\nqueue = Queue()",
@@ -930,6 +1015,36 @@ def test_a():
     with pytest.raises(graphlib.CycleError):
         f()
 """
+NESTED = """
+class TestA:
+    class TestB:
+        def test_a(self):
+            assert f(1) == 2
+"""
+FIXTURE = """
+import pytest
+@pytest.fixture%s
+def one(%s):
+    return 1
+%s
+def test_a(one):
+    assert f(one) == 2
+"""
+INDIRECT = "@pytest.mark.parametrize('one', [1], indirect=True)"
+FORM = "from typing import Dict\nassert f(Dict[str, int]) == (str, int)"
+FAILURE = """
+import pytest
+@pytest.mark.xfail
+def test_a():
+    assert f(1) == 3
+"""
+NEAR = """
+import pytest
+from collections import deque
+def test_a():
+    assert deque([f(0.1) + f(0.05)]) == pytest.approx(deque([0.3]))
+    assert [f(0), f(1) + 1e-9] == pytest.approx(range(0, 4, 2))
+"""
 EXPECTED_FAILURE = """
 import pytest
 @pytest.mark.xfail(1 > 2, reason="x")
@@ -954,6 +1069,17 @@ def test_a():
         ("def unique(x): return list(x)", UNIQUE, "failed"),
         ("def unique(x): return set(x)", UNIQUE, "passed"),
         ("def f(): return 1", EXPECTED_FAILURE, "cannot_judge"),
+        ("def f(x): return 2 * x", FAILURE, "cannot_judge"),
+        ("def f(x): return 2 * x", FAILURE + "def test_b():\n    assert f(1) == 2", "passed"),
+        ("def f(x): return 3 * x", FAILURE + "def test_b():\n    assert f(1) == 2", "failed"),
+        ("def f(x): return 2 * x", NESTED, "passed"),
+        ("def f(x): return 3 * x", NESTED, "failed"),
+        ("def f(x): return 2 * x", NEAR, "passed"),
+        ("def f(x): return 3 * x", NEAR, "failed"),
+        ("def f(x): return 2 * x", FIXTURE % ("(scope='class')", "", ""), "cannot_judge"),
+        ("def f(x): return 2 * x", FIXTURE % ("(scope='module')", "", ""), "passed"),
+        ("def f(x): return 2 * x", FIXTURE % ("", "request", INDIRECT), "cannot_judge"),
+        ("import typing\ndef f(x): return typing.get_args(x)", FORM, "cannot_judge"),
         (TWICE % 2, DECORATED, "passed"),
         (TWICE % 3, DECORATED, "failed"),
         ("import graphlib\ndef f(): raise graphlib.CycleError('x')", CYCLE, "passed"),
@@ -962,3 +1088,10 @@ def test_a():
 def test_verdicts_are_those_of_plain_python_or_none(program, test, outcome):
     (result,) = run(program, [test], executor=tier(), allow_unsafe=True).tests
     assert result.outcome == outcome, result.detail
+
+
+@pytest.mark.parametrize("test", [CALL, SCRIPT])
+def test_a_program_that_closes_its_connection_has_failed(test):
+    code = "import os\nos.close(3)\ndef f(x): return 'dfq-7731'"
+    (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
+    assert (result.outcome, "closed its connection" in result.detail) == ("failed", True)
