@@ -57,6 +57,8 @@ def sequence_of(
         raise ValueError(f"max_tokens={hole}: at most {min(max_tokens, context - 1)}")
     if request.prompt_tokens + hole > context:
         raise ContextLengthError(request.prompt_tokens, hole, context)
+    # blocks that are counted from the end of the prompt need no alignment
+    is_aligned = config.family.prompt == "start" and not inference.is_unidirectional
     fields: Fields = {
         # each answer has its own key
         "key": request_key(request.seed, request.index),
@@ -65,11 +67,8 @@ def sequence_of(
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,
         "is_left_to_right": inference.is_unidirectional,
-        "decoding_block": 1,
+        "decoding_block": (is_aligned and config.decoding_block) or 1,
     }
-    # blocks that are counted from the end of the prompt need no alignment
-    if config.family.prompt == "start" and not inference.is_unidirectional:
-        fields["decoding_block"] = config.decoding_block or 1
     tokenizer = inference.tokenizer
     growth = inference.sampler.growth
     # a hole that finds its own length
