@@ -102,7 +102,7 @@ class LeftToRight(Drafts):
         return super().begin(state, canvas)
 
     def blank(self, rows):
-        """Return drafts that are rejected, or decided by chance."""
+        """Return drafts that nothing made; they are kept only where they happen to be right."""
         return jnp.zeros((len(rows.tokens), 1, self.guesses), jnp.int32)
 
     @property
