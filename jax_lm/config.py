@@ -281,6 +281,11 @@ class DreamConfig:
         )
 
     @property
+    def is_unidirectional(self) -> bool:
+        """Whether a token attends to those before it alone; a server decodes it from left to right."""
+        return self.family.attention == "causal"
+
+    @property
     def architecture(self) -> Architecture:
         return self.family.types[self.model_type]
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Fields
 from jax_lm.diffusion.block_pipeline import completed_region, require_fresh
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState, StepCarry
@@ -77,12 +77,12 @@ class LeftToRight(Drafts):
 
     @classmethod
     def of(cls, canvas, options, config) -> "LeftToRight | None":
-        if options.decoding.cache != "causal" or config.family.attention != "causal":
+        if options.decoding.cache != "causal" or not config.is_unidirectional:
             return None
         region = completed_region(canvas, CAUSAL)
         require_drafts(options.draft, config)
         where = f"{WITH_CAUSAL} for {config.family.name}"
-        unread = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
+        unread: Fields = dict.fromkeys(("threshold", "block_length", *PIPELINE_SETTINGS))
         require_only(options.decoding, unread, where)
         if config.is_causal:
             require_only(options, {"alg": "left_to_right", "alg_temp": 0}, where)

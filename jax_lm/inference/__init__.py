@@ -168,11 +168,6 @@ class DiffuCoderInference:
         """Whether the model predicts only the token after given text."""
         return not self.config.family.is_diffusion
 
-    @property
-    def is_unidirectional(self) -> bool:
-        """Whether a token attends to those before it alone; a server decodes it from left to right."""
-        return self.config.family.attention == "causal"
-
     def require_tokenizer(self):
         """Raise TokenizerError unless the tokenizer belongs to the model."""
         if self.is_autoregressive:
@@ -543,13 +538,13 @@ class DiffuCoderInference:
         self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
     ) -> Canvas:
         """Lay templates out as rows; ValueError if there is none, or one exceeds the context."""
-        if self.is_unidirectional:
+        if self.config.is_unidirectional:
             templates = [template.left_to_right(self.tokenizer) for template in templates]
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def width(self, template: Template, options: GenerationOptions) -> int:
         """Return the columns that `canvas` gives a template, without making its row."""
-        if self.is_unidirectional:
+        if self.config.is_unidirectional:
             template = template.left_to_right(self.tokenizer)
         width = template.width(self.tokenizer)
         if grows(self.sampler.growth, [template], options):

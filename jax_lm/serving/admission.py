@@ -47,7 +47,7 @@ def sequence_of(
     config = inference.config
     options = served_options(inference, request.options)
     hole = request.options.max_new_tokens
-    if inference.is_unidirectional and request.after:
+    if config.is_unidirectional and request.after:
         prefix, suffix, middle = gap_ids(inference.tokenizer)
         before = (prefix, *request.before, suffix, *request.after, middle)
         request = replace(request, before=before, after=())
@@ -58,7 +58,7 @@ def sequence_of(
     if request.prompt_tokens + hole > context:
         raise ContextLengthError(request.prompt_tokens, hole, context)
     # blocks that are counted from the end of the prompt need no alignment
-    is_aligned = config.family.prompt == "start" and not inference.is_unidirectional
+    is_aligned = config.family.prompt == "start" and not config.is_unidirectional
     fields: Fields = {
         # each answer has its own key
         "key": request_key(request.seed, request.index),
@@ -66,7 +66,7 @@ def sequence_of(
         # the repair applies the grammar, not the step
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,
-        "is_left_to_right": inference.is_unidirectional,
+        "is_left_to_right": config.is_unidirectional,
         "decoding_block": (is_aligned and config.decoding_block) or 1,
     }
     tokenizer = inference.tokenizer
@@ -110,7 +110,7 @@ def sequence_of(
 
 def served_options(inference: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:
     """Return the options, restricted to what a server decodes; ValueError if they ask for more."""
-    return options.left_to_right() if inference.is_unidirectional else inference.fit(options)
+    return options.left_to_right() if inference.config.is_unidirectional else inference.fit(options)
 
 
 def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> Fields:

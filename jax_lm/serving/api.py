@@ -89,7 +89,7 @@ class Server:
         # A text with holes that grow has a token before it, and one after it.
         self.markers = 2 * (self.growth is not None)
         # A model that is decoded from left to right has tokens around the texts of a gap.
-        if engine.inference.is_unidirectional:
+        if engine.inference.config.is_unidirectional:
             self.presets = ()
             self.markers = len(GAP_TOKENS)
         # adapter and preset of each name that a request may give, both empty by default

@@ -99,7 +99,9 @@ class CompileScheduler:
         inference = self.inference
         for shape, adapter in product(shapes, ("", *inference.adapters)):
             # left-to-right decoding always has a cache
-            decoding = Decoding(preset="fast" if inference.is_unidirectional else shape.preset)
+            decoding = Decoding(
+                preset="fast" if inference.config.is_unidirectional else shape.preset
+            )
             kind = decoding.settings.cache != "none", False, adapter
             slots = next(
                 slots
@@ -187,7 +189,7 @@ class CompileScheduler:
 
     def sequence(self, slots: Slots) -> Any:
         """Create a short dummy sequence that fits these slots."""
-        is_windowed = slots.is_cached and not self.inference.is_unidirectional
+        is_windowed = slots.is_cached and not self.inference.config.is_unidirectional
         decoding = Decoding(preset="fast" if is_windowed else "exact")
         # one given token and a hole of two: content and length do not matter for the shape
         request = Request(

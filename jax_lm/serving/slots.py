@@ -95,8 +95,7 @@ class Slots:
         self.stop_ids = stop_ids
         self.draft = draft
         # Drafts of the next canvases are canvases, those of the next tokens are not.
-        is_canvas = sampler.config.family.attention != "causal"
-        self.canvases = 1 + draft * is_canvas
+        self.canvases = 1 + draft * (not sampler.config.is_unidirectional)
         self.passes = self.slot_passes()
         self.pace = pace or Pace()
         self.sizes = [list(sizes) for _ in self.passes]
@@ -207,7 +206,7 @@ class Slots:
         With a cache these are the refresh that begins the block, and the steps on a window.
         """
         variant = Drafts(self.draft) if self.draft else PLAIN
-        if self.sampler.config.family.attention == "causal":
+        if self.sampler.config.is_unidirectional:
             variant = LeftToRight(self.draft, guesses=max(self.draft, 1))
         length = self.columns
         rows = [None]

@@ -92,7 +92,7 @@ class EngineWorker:
         # how slots are made, and whether they have a cache
         kinds: list[Any] = [(make_slots, True)]
         # From left to right, all sequences are cached.
-        if not inference.is_unidirectional:
+        if not inference.config.is_unidirectional:
             kinds.insert(0, (make_slots, False))
         # Only models that were trained for it have holes that find their length.
         if inference.sampler.growth:

@@ -77,7 +77,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     logger.info(inference.describe())
     if arguments.preset is None:
         # what is decoded from left to right has no presets
-        defaults["preset"] = "exact" if inference.is_unidirectional else DEFAULT_PRESET
+        defaults["preset"] = "exact" if inference.config.is_unidirectional else DEFAULT_PRESET
     options = fit_options(inference, replace(options, preset=defaults["preset"]), given)
     engine = Engine(inference, options)
     hosts = ()
@@ -165,7 +165,7 @@ def fit_options(
     """Choose the slots and the context that are not given by the free memory, and log them."""
     each = inference.split()[0]
     # a model that is decoded left to right has the cache of `fast`
-    preset = "fast" if inference.is_unidirectional else options.preset
+    preset = "fast" if inference.config.is_unidirectional else options.preset
     planned = replace(each.planned, decoding=Decoding(preset=preset))
     memory = math.inf
     may_use = "unknown"
