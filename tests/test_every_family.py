@@ -152,5 +152,7 @@ def served_and_generated(folder, presets):
                 options = GenerationOptions(
                     max_new_tokens=12, temperature=0.0, decoding=Decoding(preset=preset)
                 )
+                if inference.config.is_unidirectional:
+                    options = options.left_to_right()
                 expected = inference.complete([prompt], options)[0]
                 assert answer["choices"][0]["text"] == expected, (preset, prompt)
