@@ -203,3 +203,30 @@ def test_a_row_that_is_over_stays_as_it_was_ended(sampler, options):
     np.testing.assert_array_equal(answer[:count], alone.tokens[0, -23:][:count])
     assert set(answer[count:].tolist()) == {73}
     np.testing.assert_array_equal(state.tokens[1:], alone.tokens[1:])
+
+
+def test_drafts_are_those_of_masks_behind_the_text(tiny_config):
+    config = replace(
+        tiny_config, model_type="qwen2", block_size=4, is_causal=True, initializer_range=0.12
+    )
+    model = with_favourites(DreamForCausalLM(config, rngs=nnx.Rngs(0)))
+    given = canvas((4,))
+    options = DRAFTED.with_settings(temperature=0.5, top_k=3)
+    compared, jumps, last = set(), set(), 0
+    for seed in range(3):
+        for state in Sampler(model).stream(given, options, every=1, seed=seed):
+            row = state.extra
+            count = 4 + int(row.step[0])
+            jumps.add(count - last)
+            last = count
+            # The text that a pass found decided, and three masks behind it: [a, b, M, M, M]. The first
+            # mask is where the pass then decided the next token.
+            text = np.asarray(row.tokens)[0, 0, : count - 1].tolist()
+            ids = [*text, *[config.mask_token_id] * 3]
+            drafts = jnp.argmax(model(jnp.array([ids])), axis=-1)[0, -3:]
+            if count < 27:
+                np.testing.assert_array_equal(row.extra[0, 0], drafts)
+                compared.add(tuple(drafts.tolist()))
+    # Different drafts, and passes that kept some of them.
+    assert len(compared) > 1
+    assert jumps & {2, 3, 4}
