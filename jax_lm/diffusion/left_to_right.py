@@ -67,12 +67,9 @@ class LeftToRight(Drafts):
     Attributes:
         first_rows: rows of the first pass: the prompt, and masks that draft; None computes the whole
             canvas.
-        guesses: rows of drafts. One at least in a batch of one, even if nothing reads it: XLA:CPU
-            multiplies a single row of bfloat16 several times slower than two.
     """
 
     first_rows: int | None = None
-    guesses: int = 1
     keeps_candidates = False
 
     @classmethod
@@ -87,8 +84,7 @@ class LeftToRight(Drafts):
         if config.is_causal:
             require_only(options, {"alg": "left_to_right", "alg_temp": 0}, where)
         count = min(options.draft, region.length - 1)
-        guesses = max(count, len(canvas.tokens) == 1)
-        return cls(count, first_rows=region.start + count, guesses=guesses)
+        return cls(count, first_rows=region.start + count)
 
     @property
     def request(self) -> str:
@@ -103,7 +99,7 @@ class LeftToRight(Drafts):
 
     def blank(self, rows):
         """Return drafts that nothing made; they are kept only where they happen to be right."""
-        return jnp.zeros((len(rows.tokens), 1, self.guesses), jnp.int32)
+        return jnp.zeros((len(rows.tokens), 1, self.count), jnp.int32)
 
     @property
     def decided(self) -> int:
@@ -116,7 +112,7 @@ class LeftToRight(Drafts):
         #   rows     a  b  m  n
         #   columns  0  1  1  2
         #   a attends to a; b to a and b; m to a and m; n to a, b and n
-        text = np.arange(1 + self.guesses)
+        text = np.arange(1 + self.count)
         behind = np.repeat(np.arange(1 + self.count), self.count)
         columns = np.concatenate([text, behind + 1 + np.tile(text[: self.count], 1 + self.count)])
         # the last row of the text that each row attends to, and its group of masks

@@ -207,7 +207,7 @@ class Slots:
         """
         variant = Drafts(self.draft) if self.draft else PLAIN
         if self.sampler.config.is_unidirectional:
-            variant = LeftToRight(self.draft, guesses=max(self.draft, 1))
+            variant = LeftToRight(self.draft)
         length = self.columns
         rows = [None]
         if self.is_cached:
@@ -333,7 +333,7 @@ class Slots:
         )
         extra = sequence.extra
         if extra is None and isinstance(variant := self.passes[0].config.variant, LeftToRight):
-            extra = np.zeros((1, variant.guesses), np.int32)
+            extra = np.zeros((1, variant.count), np.int32)
         elif self.canvases > 1 and extra is None:
             # These drafts will be rejected, because a canvas never equals the step from it.
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
