@@ -88,6 +88,7 @@ class Arguments:
         pytorch_model: checkpoint folder, loaded by both; random weights with the published
             vocabulary if not given.
         dtype: float32 or bfloat16, of both.
+        settings: which of `OPTIONS` to compare.
         prompt_tokens: length of the random prompts.
         new_tokens: length of the answers, and number of steps.
         long_new_tokens: the same for exact against fast.
@@ -100,6 +101,7 @@ class Arguments:
 
     pytorch_model: Path | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    settings: tuple[Literal["readme", "nucleus", "greedy"], ...] = ("readme", "nucleus", "greedy")
     prompt_tokens: int = 64
     new_tokens: int = 64
     long_new_tokens: int = 256
@@ -145,7 +147,7 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
 
     new, long = arguments.new_tokens, arguments.long_new_tokens
     pairs = [name for pair in PEERS.items() for name in pair]
-    return dict(
+    entries = dict(
         [entry(name, settings, arguments.batch, new) for settings in OPTIONS for name in pairs]
         + [entry("exact", "readme", 1, long)]
         + [
@@ -155,6 +157,7 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
         ]
         + [entry("fast", "readme", 1, new), entry("fast", "readme", arguments.many, new)]
     )
+    return {name: each for name, each in entries.items() if each.settings in arguments.settings}
 
 
 def ratios(times: dict[str, Row], arguments: Arguments) -> list[dict[str, Any]]:
@@ -199,6 +202,7 @@ def ratios(times: dict[str, Row], arguments: Arguments) -> list[dict[str, Any]]:
             "target": target,
         }
         for name, a, b, target in comparisons
+        if a in times
     ]
 
 
