@@ -118,7 +118,11 @@ class Approx:
 
     def near(self, actual, expected) -> bool:
         """Whether values are equal, or numbers within the tolerance; containers item by item."""
-        actual, expected = map(without_numpy, (actual, expected))
+        expected = without_numpy(expected)
+        # A number is compared with every item of an array.
+        if is_array(actual) and isinstance(expected, NUMBERS):
+            return actual.size > 0 and all(self.near(item, expected) for item in actual.flat)
+        actual = without_numpy(actual)
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
             return same and all(self.near(actual[key], value) for key, value in expected.items())
