@@ -17,6 +17,8 @@ TESTER = "__tester__"
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
+# Functions that catch exceptions of the classes that they are given.
+CATCHING = re.compile("suppress|raises|assertRaises(Regex)?")
 # What could execute files, pickles or texts of the program in the test's process. An import that is
 # not used cannot: pickle.load(f), load(allow_pickle=True), yaml.load(f), map(eval, texts).
 RUNNING = r"\w*pickle|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
@@ -110,12 +112,19 @@ def modules_meant(nodes: Nodes, free: Names) -> Names:
 def test_names(tree: ast.Module | ast.ClassDef) -> Names:
     """Collect the names of the functions and classes that a test framework would run."""
     names = set()
+    # Classes of the file with tests, which others may inherit, and its TestCases
+    holders = set()
+    cases = {"TestCase", "IsolatedAsyncioTestCase"}
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-            if is_case or (node.name.startswith("Test") and test_names(node)):
+            bases = set(map(name_of, node.bases))
+            if bases & holders or test_names(node):
+                holders.add(node.name)
+            if bases & cases:
+                cases.add(node.name)
+            if bases & cases or (node.name.startswith("Test") and node.name in holders):
                 names.add(node.name)
     return names
 
@@ -179,6 +188,19 @@ FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test", ast.Ass
 FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
 
 
+def grow(names: Names, bindings: list[tuple[Names, Names]]):
+    """Add names to those that they depend on, until nothing is added.
+
+    {f} with y = f(x); z = y + 1 -> {f, y}, then {f, y, z}
+    """
+    size_before = 0
+    while size_before < len(names):
+        size_before = len(names)
+        for bound, used in bindings:
+            if used & names:
+                names |= bound
+
+
 class TestPreparation:
     """Rewrites a test so that its checks are counted and the program cannot change expected values.
 
@@ -190,16 +212,21 @@ class TestPreparation:
     Attributes:
         program: names of the program that the test may call, and parameters of the test's
             functions, which may be functions of the program, as in `check(candidate)`.
-        derived: names of the program, those whose values depend on its results, and TESTER for a
-            call of it.
+        results: names whose values depend on its results, and TESTER for a call of it.
+        derived: these, names of the program, and what depends on them.
         own: names of the test's functions that do not depend on the program.
+        has_arrays: whether the test imports numpy.
+        checkers: names of the test's functions that check something, and TESTER for a check.
     """
 
     def __init__(self, nodes: Nodes, program: Names):
         self.nodes = nodes
         self.theirs = program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
-        self.derived = {TESTER, *program}
+        # What a test catches may be the program's.
+        caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
+        self.results = {TESTER, *caught}
+        self.derived = self.results | program
         # The names that each statement binds, with the names in the expressions on the right.
         bindings = []
         for node in nodes:
@@ -212,19 +239,25 @@ class TestPreparation:
             # def run(xs): return [f(x) for x in xs]
             elif isinstance(node, FUNCTIONS):
                 bindings.append(({node.name}, self.uses(*node.body)))
-        # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
-        size_before = 0
-        while size_before < len(self.derived):
-            size_before = len(self.derived)
-            for names, used in bindings:
-                if used & self.derived:
-                    self.derived |= names
-        self.own = {node.name for node in nodes if isinstance(node, FUNCTIONS)} - self.derived
+        grow(self.results, bindings)
+        grow(self.derived, bindings)
+        functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
+        self.own = {node.name for node in functions} - self.derived
+        modules = {module.partition(".")[0] for module, _ in imports_of(nodes)}
+        self.has_arrays = "numpy" in modules
+        self.checkers = {TESTER}
+        grow(self.checkers, [({node.name}, self.checks_in(node)) for node in functions])
 
     def uses(self, *expressions: ast.AST) -> Names:
-        """Return the names in expressions, and TESTER if they call the program."""
+        """Return the names in expressions, and TESTER if they call the program.
+
+        As catching its exceptions, or the bases of its classes: raises(E), E.__bases__
+        """
         nodes = nodes_of(*expressions)
-        calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
+        called = [node.func for node in nodes if isinstance(node, ast.Call)]
+        calls = any(
+            root_of(f) in self.program or CATCHING.fullmatch(name_of(f)) for f in called
+        ) or any(name_of(node).startswith("__") for node in nodes)
         return names_in(nodes) | ({TESTER} if calls else set())
 
     def depends(self, expression: ast.expr) -> bool:
@@ -237,20 +270,45 @@ class TestPreparation:
             return False
         return name_of(call.func).startswith(CHECKING)
 
+    def checks_in(self, statement) -> Names:
+        """Return the names of the functions that a statement calls, and TESTER if it checks."""
+        nodes = nodes_of(statement)
+        called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
+        checks = any(isinstance(n, ast.Assert) or self.is_checking(n) for n in nodes)
+        return called | ({TESTER} if checks else set())
+
     def restore_sides(self, node):
-        """Compute sides of a comparison that are independent of the program from original data."""
-        # Not for `is`, because a copy is another object.
-        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
-            sides = [node.left, *node.comparators]
-            # Only if another side depends on it: `f(data); assert data == [1, 2]` checks changed
-            # data.
-            if any(map(self.depends, sides)):
-                node.left, *node.comparators = map(self.as_written, sides)
+        """Prepare the sides of a comparison, or the operands of an operator."""
+        if isinstance(node, ast.Compare):
+            node.left, *node.comparators = self.prepare_sides(
+                [node.left, *node.comparators], type(node.ops[0]).__name__
+            )
+        elif isinstance(node, ast.BinOp) and self.has_arrays:
+            node.left, node.right = map(self.measure, (node.left, node.right))
         elif isinstance(node, ast.Call):
             name = name_of(node.func)
-            compares = name in COMPARING or ("Is" not in name and self.is_checking(node))
-            if compares and any(map(self.depends, node.args)):
-                node.args = list(map(self.as_written, node.args))
+            if name in COMPARING or self.is_checking(node):
+                node.args = self.prepare_sides(node.args, name)
+
+    def prepare_sides(self, sides: list[ast.expr], name: str) -> list[ast.expr]:
+        """Prepare the sides of a comparison by an operator or function of this name."""
+        # Only if another side depends on the program: `f(data); assert data == [1, 2]` checks
+        # changed data.
+        is_theirs = any(map(self.depends, sides))
+        # Is, IsNot, assertIs. Not as written, because a copy is another object.
+        if "Is" in name:
+            return [call_tester("identify", side) for side in sides] if is_theirs else sides
+        if is_theirs:
+            sides = [*map(self.as_written, sides)]
+        if self.has_arrays and "In" not in name:
+            sides = [self.measure(side, "close" in name) for side in sides]
+        return sides
+
+    def measure(self, side: ast.expr, *is_close: bool) -> ast.expr:
+        """Wrap an operand in `__tester__.measure(operand)`, unless it is a literal."""
+        if isinstance(side, ast.Constant | ast.Starred):
+            return side
+        return call_tester("measure", side, *map(ast.Constant, is_close))
 
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
@@ -268,6 +326,11 @@ class TestPreparation:
             return side
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
+
+    def catching(self, kind: ast.expr) -> ast.expr:
+        """Wrap a class of exceptions in `__tester__.catching(kind)` if the program chooses it."""
+        is_chosen = self.uses(kind) & self.results and not isinstance(kind, ast.Starred)
+        return call_tester("catching", kind) if is_chosen else kind
 
     def only_reads(self, nodes: Nodes) -> bool:
         """Whether an expression calls nothing but functions that read plain data, or the test's own."""
@@ -318,12 +381,21 @@ class TestPreparation:
 
     def apply(self, node):
         """Prepare one node."""
+        # except type(error): the program must not choose what catches a failed assertion
+        if isinstance(node, ast.ExceptHandler) and node.type:
+            node.type = self.catching(node.type)
+        elif isinstance(node, ast.Call) and CATCHING.fullmatch(name_of(node.func)):
+            node.args = [*map(self.catching, node.args)]
         self.restore_sides(node)
         # An `__exit__` of the program must not skip checks of its block (`handles.may_suppress`).
         if isinstance(node, ast.With | ast.AsyncWith):
-            parts = [s for s in node.body if any(map(self.is_check, nodes_of(s)))]
-            for item in node.items if parts else ():
-                line = ast.Constant(parts[-1].end_lineno)
+            last = 0
+            for statement in node.body:
+                is_check = any(map(self.is_check, nodes_of(statement)))
+                if is_check or self.checks_in(statement) & self.checkers:
+                    last = statement.end_lineno
+            for item in node.items:
+                line = ast.Constant(last)
                 item.context_expr = call_tester("be_strict", item.context_expr, line)
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if isinstance(node, ast.Try) and complains(node):
@@ -355,6 +427,8 @@ def ask_for_classes(node):
         case ast.Attribute(value, name) if root_of(value) != TESTER:
             # Special methods are those of the handle, except for the steps of iterators.
             if name in STEPS or not name.startswith("__"):
+                # assertSetEqual calls methods of a set, which may be an object of the program.
+                name = "assertEqual" if name == "assertSetEqual" else name
                 node.args = [value, ast.Constant(name), *node.args]
                 node.func = method_of_tester("call_method")
 

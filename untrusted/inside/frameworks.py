@@ -28,11 +28,6 @@ def make_fit(source: str):
     """Prepare the frameworks that a test mentions."""
     if "unittest" in source:
         unittest.main = shim.main
-        asserting = unittest.TestCase.assertSetEqual
-        # The original calls methods of the first set, which may be an object of the program.
-        unittest.TestCase.assertSetEqual = lambda self, first, second, msg=None: asserting(
-            self, *(set(each) if is_theirs(each) else each for each in (first, second)), msg
-        )
     shim.install_shim()
 
 

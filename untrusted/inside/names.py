@@ -5,6 +5,7 @@ Imports the standard library only.
 
 import ast
 import builtins
+import functools
 import importlib
 import importlib.util
 import sys
@@ -31,6 +32,7 @@ from untrusted.inside.handles import (
     unless_tainted,
 )
 from untrusted.inside.packages import is_genuine, top_of
+from untrusted.inside.wire import is_array
 
 # Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of
 # them executes the content of a file.
@@ -48,8 +50,13 @@ CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 # Methods that compare with their argument, as operators do.
 SET_METHODS = ("intersection", "union", "difference", "symmetric_difference")
-# Methods of plain types that judge a value by their argument.
-JUDGING = "startswith endswith issubset issuperset isdisjoint equals count index"
+# Methods of plain types and arrays that judge a value.
+JUDGING = """
+    startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
+    is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
+    isspace istitle isupper
+"""
+BOUNDS = ("less", "less_equal", "greater", "greater_equal")
 VIEWS = ("keys", "values", "items")
 
 
@@ -202,6 +209,33 @@ def is_callable(value) -> bool:
         return False
 
 
+@functools.cache
+def empty_array_class() -> Any:
+    """Make the class of empty arrays that are not compared with what is not empty.
+
+    Numpy would stretch the other side: `(np.array([]) == np.array([1])).all()` is True.
+    """
+    numpy: Any = importlib.import_module("numpy")
+
+    class Empty(numpy.ndarray):
+        def __array_ufunc__(self, ufunc, method, *operands, **options):
+            operands = [numpy.asarray(operand) for operand in operands]
+            # `result < 1e-6` may follow the comparison, and `result > 0` is true of no items.
+            is_bound = ufunc.__name__ in BOUNDS and any(each.ndim == 0 for each in operands)
+            if any(each.size for each in operands) and not is_bound:
+                raise cannot_judge("an empty array is compared with what is not empty")
+            return getattr(ufunc, method)(*operands, **options)
+
+    return Empty
+
+
+def measure(value: Any, is_close: bool = False):
+    """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
+    is_empty = is_close and type(value) is list and value in ([], [[]])
+    array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
+    return array.view(empty_array_class()) if is_array(array) and not array.size else array
+
+
 def method_call(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
@@ -213,10 +247,11 @@ def method_call(subject, name: str, /, *arguments, **keywords):
     result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
     if name in SET_METHODS and not is_made(subject):
         copy_facts(result, subject, tainted=True)
-    # A method that has seen the expected value must agree with the plain type's own:
-    # result.startswith("Hello")
-    if arguments and not isinstance(result, Handle) and all(map(is_plain_data, arguments)):
-        judges = name in JUDGING.split()
+    # A method that judges its object, or has seen the expected value, must agree with the plain
+    # type's own: result.isdigit(), result.startswith("Hello")
+    judges = name in JUDGING.split() and (arguments or isinstance(result, bool))
+    is_answer = not isinstance(result, Handle) and all(map(is_plain_data, arguments))
+    if is_answer and (arguments or judges):
         content = content_of(subject) if judges else facts_of(subject)["content"]
         method = getattr(content, name, None)
         if method and method(*arguments, **keywords) != result:

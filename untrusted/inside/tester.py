@@ -27,11 +27,13 @@ from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import decode_kind, find_type
 from untrusted.inside.handles import (
     NOTHING,
+    PLAIN,
     Handle,
     TestSide,
     be_strict,
     build_handle,
     cannot_judge,
+    catching,
     error_class,
     facts_of,
     is_theirs,
@@ -41,6 +43,7 @@ from untrusted.inside.names import (
     TestModule,
     genuine_imports,
     is_callable,
+    measure,
     method_call,
     namespace,
     type_of,
@@ -99,6 +102,7 @@ class Tester(Peer):
         original: containers of the test by key, with the items that they had before the program
             first changed them.
         changed: keys of the containers that the latest operation has changed.
+        identified: values of plain types that the test has compared by `is`.
         checked: number of executed checks.
         held: number of changed assertions that held (`checks.change_assertions`).
         complaint: the latest failed assertion in a function of the test that the program has
@@ -128,6 +132,7 @@ class Tester(Peer):
         self.original = {}
         self.changed = set()
         self.is_restored = False
+        self.identified = {}
         self.checked = self.held = 0
         self.complaint = None
 
@@ -176,10 +181,7 @@ class Tester(Peer):
         value = self.named.get(name) or find_type(name)
         if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
-        # `except MyError:` would catch the test's own assertions.
-        if name not in self.named and value in AssertionError.__mro__[:-1]:
-            raise cannot_judge(f"the program's value is {value.__name__}")
-        return value
+        return value if name in self.named else catching(value)
 
     def build(self, form):
         if form["k"] == "error class":
@@ -352,6 +354,7 @@ class Tester(Peer):
         if isinstance(value, Handle):
             # A name in CapWords is a class.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
+            TestSide.names_class |= facts_of(value)["kind"] == "type"
         return value
 
     def reason(self) -> str:
@@ -363,10 +366,21 @@ class Tester(Peer):
 
     # Other methods that a prepared test calls (`checks.prepare`)
 
+    catching = staticmethod(catching)
     be_strict = staticmethod(be_strict)
     call_method = staticmethod(method_call)
     type_of = staticmethod(type_of)
     is_callable = staticmethod(is_callable)
+    measure = staticmethod(measure)
+
+    def identify(self, value):
+        """Return an operand of `is`. Raises if another one is its equal, maybe as a copy."""
+        # Not what cannot be hashed: containers are the same object at both ends.
+        with suppress(TypeError):
+            same = self.identified.setdefault((type(value), value), value)
+            if type(value) in PLAIN and same is not value:
+                raise cannot_judge("the test asks whether a value is the same object as its equal")
+        return value
 
     def note_check(self):
         self.checked += 1
