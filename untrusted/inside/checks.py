@@ -50,19 +50,13 @@ Nodes = list[Any]
 
 
 def nodes_of(*trees: ast.AST) -> Nodes:
-    """List the nodes of trees, outermost first, without contexts; faster than `ast.walk`."""
+    """List the nodes of trees, outermost first; faster than `ast.walk`."""
     nodes = [*trees]
     # Breadth first: the list grows while the loop reads it.
     for node in nodes:
         # Generated tests consist mostly of literals.
-        if type(node) is ast.Constant:
-            continue
-        for name in node._fields:
-            part = None if name == "ctx" else getattr(node, name, None)
-            if isinstance(part, list):
-                nodes += [item for item in part if isinstance(item, ast.AST)]
-            elif isinstance(part, ast.AST):
-                nodes.append(part)
+        if type(node) is not ast.Constant:
+            nodes += ast.iter_child_nodes(node)
     return nodes
 
 
@@ -135,7 +129,7 @@ def called_tests(tree: ast.Module) -> Names:
     Not its classes, because a runner of unittest raises nothing if a test fails.
     """
     statements = [s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))]
-    called = {name_of(n.func) for n in nodes_of(*statements) if isinstance(n, ast.Call)}
+    called = {name_of(call.func) for call in calls_in(nodes_of(*statements))}
     return {name for name in called if name.startswith("test")}
 
 
@@ -158,6 +152,10 @@ def complains(statement) -> bool:
     )
 
 
+def calls_in(nodes: Nodes) -> Nodes:
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
 def names_in(nodes: Nodes) -> Names:
     return {node.id for node in nodes if isinstance(node, ast.Name)}
 
@@ -176,6 +174,13 @@ def method_of_tester(name: str) -> ast.Attribute:
 def call_tester(name: str, *arguments):
     """Build `__tester__.name(*arguments)`."""
     return ast.Call(method_of_tester(name), list(arguments), [])
+
+
+def wrap(name: str, side: ast.expr, *arguments) -> ast.expr:
+    """Build `__tester__.name(side, *arguments)`, unless the side is a literal or starred."""
+    if isinstance(side, ast.Constant | ast.Starred):
+        return side
+    return call_tester(name, side, *map(ast.Constant, arguments))
 
 
 # Functions that only read plain data. What they make of the test's data can be computed twice.
@@ -212,8 +217,8 @@ class TestPreparation:
     Attributes:
         program: names of the program that the test may call, and parameters of the test's
             functions, which may be functions of the program, as in `check(candidate)`.
-        results: names whose values depend on its results, and TESTER for a call of it.
-        derived: these, names of the program, and what depends on them.
+        derived: names of the program, those whose values depend on its results, and TESTER for a
+            call of it.
         own: names of the test's functions that do not depend on the program.
         has_arrays: whether the test imports numpy.
         checkers: names of the test's functions that check something, and TESTER for a check.
@@ -225,8 +230,7 @@ class TestPreparation:
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         # What a test catches may be the program's.
         caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
-        self.results = {TESTER, *caught}
-        self.derived = self.results | program
+        self.derived = {TESTER, *caught, *program}
         # The names that each statement binds, with the names in the expressions on the right.
         bindings = []
         for node in nodes:
@@ -239,25 +243,20 @@ class TestPreparation:
             # def run(xs): return [f(x) for x in xs]
             elif isinstance(node, FUNCTIONS):
                 bindings.append(({node.name}, self.uses(*node.body)))
-        grow(self.results, bindings)
         grow(self.derived, bindings)
         functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
         self.own = {node.name for node in functions} - self.derived
-        modules = {module.partition(".")[0] for module, _ in imports_of(nodes)}
-        self.has_arrays = "numpy" in modules
+        self.has_arrays = any(module.startswith("numpy") for module, _ in imports_of(nodes))
         self.checkers = {TESTER}
         grow(self.checkers, [({node.name}, self.checks_in(node)) for node in functions])
 
     def uses(self, *expressions: ast.AST) -> Names:
-        """Return the names in expressions, and TESTER if they call the program.
-
-        As catching its exceptions, or the bases of its classes: raises(E), E.__bases__
-        """
+        """Return the names in expressions, and TESTER if they call the program or catch its errors."""
         nodes = nodes_of(*expressions)
-        called = [node.func for node in nodes if isinstance(node, ast.Call)]
         calls = any(
-            root_of(f) in self.program or CATCHING.fullmatch(name_of(f)) for f in called
-        ) or any(name_of(node).startswith("__") for node in nodes)
+            root_of(call.func) in self.program or CATCHING.fullmatch(name_of(call.func))
+            for call in calls_in(nodes)
+        )
         return names_in(nodes) | ({TESTER} if calls else set())
 
     def depends(self, expression: ast.expr) -> bool:
@@ -273,7 +272,7 @@ class TestPreparation:
     def checks_in(self, statement) -> Names:
         """Return the names of the functions that a statement calls, and TESTER if it checks."""
         nodes = nodes_of(statement)
-        called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
+        called = {name_of(call.func) for call in calls_in(nodes)}
         checks = any(isinstance(n, ast.Assert) or self.is_checking(n) for n in nodes)
         return called | ({TESTER} if checks else set())
 
@@ -284,7 +283,7 @@ class TestPreparation:
                 [node.left, *node.comparators], type(node.ops[0]).__name__
             )
         elif isinstance(node, ast.BinOp) and self.has_arrays:
-            node.left, node.right = map(self.measure, (node.left, node.right))
+            node.left, node.right = wrap("measure", node.left), wrap("measure", node.right)
         elif isinstance(node, ast.Call):
             name = name_of(node.func)
             if name in COMPARING or self.is_checking(node):
@@ -297,18 +296,12 @@ class TestPreparation:
         is_theirs = any(map(self.depends, sides))
         # Is, IsNot, assertIs. Not as written, because a copy is another object.
         if "Is" in name:
-            return [call_tester("identify", side) for side in sides] if is_theirs else sides
+            return [wrap("identify", side) for side in sides] if is_theirs else sides
         if is_theirs:
             sides = [*map(self.as_written, sides)]
         if self.has_arrays and "In" not in name:
-            sides = [self.measure(side, "close" in name) for side in sides]
+            sides = [wrap("measure", side, "close" in name) for side in sides]
         return sides
-
-    def measure(self, side: ast.expr, *is_close: bool) -> ast.expr:
-        """Wrap an operand in `__tester__.measure(operand)`, unless it is a literal."""
-        if isinstance(side, ast.Constant | ast.Starred):
-            return side
-        return call_tester("measure", side, *map(ast.Constant, is_close))
 
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
@@ -329,13 +322,12 @@ class TestPreparation:
 
     def catching(self, kind: ast.expr) -> ast.expr:
         """Wrap a class of exceptions in `__tester__.catching(kind)` if the program chooses it."""
-        is_chosen = self.uses(kind) & self.results and not isinstance(kind, ast.Starred)
-        return call_tester("catching", kind) if is_chosen else kind
+        return wrap("catching", kind) if self.depends(kind) else kind
 
     def only_reads(self, nodes: Nodes) -> bool:
         """Whether an expression calls nothing but functions that read plain data, or the test's own."""
         # "" for what is no plain name
-        names = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
+        names = {getattr(call.func, "id", "") for call in calls_in(nodes)}
         return all(map(READING.fullmatch, names - self.own)) and self.program.isdisjoint(names)
 
     def restore_values(self):
@@ -455,30 +447,27 @@ def change_assertions(nodes: Nodes):
     assert True -> True, because nothing can change it, so that it is not counted
     """
     for node in nodes:
-        if isinstance(node, ast.Assert) and can_fail(node.test):
-            test = with_other_literal(node.test) or ast.UnaryOp(ast.Not(), node.test)
-            node.test = call_tester("note_changed", test)
+        if isinstance(node, ast.Assert) and (changed := changed_test(node.test)):
+            node.test = call_tester("note_changed", changed)
         elif isinstance(node, ast.Assert) and not COMPLAINT.match(ast.unparse(node)):
             node.__class__, node.value = ast.Expr, node.test  # pyright: ignore
 
 
-def can_fail(test: ast.expr) -> bool:
-    """Whether an assertion can fail: it has a name, and does not compare a value with itself."""
+def changed_test(test: ast.expr) -> ast.expr | None:
+    """Return `f(x) == literal` with another literal, or the negation of another test.
+
+    None if the test cannot fail, as it has no name, or compares a value with itself.
+    """
+    if not names_in(nodes_of(test)):
+        return None
     match test:
         # f(2) == f(2)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             if ast.dump(left) == ast.dump(right):
-                return False
-    return any(isinstance(node, ast.Name) for node in nodes_of(test))
-
-
-def with_other_literal(test: ast.expr) -> ast.expr | None:
-    """Return `f(x) == literal` or `literal == f(x)` with another literal; None for other tests."""
-    match test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                return None
             for call, literal in ((left, right), (right, left)):
                 with suppress(ValueError, TypeError, RecursionError):
                     ast.literal_eval(literal)
                     # 4 -> {0: 4}, which no literal equals
                     return ast.Compare(call, [ast.Eq()], [ast.Dict([ast.Constant(0)], [literal])])
-    return None
+    return ast.UnaryOp(ast.Not(), test)

@@ -61,7 +61,7 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that the program may only call, as their attributes lead to other objects.
 # Frames and code contain the expected values.
 CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, partial,
-          types.FrameType, types.CodeType)  # fmt: skip
+          types.FrameType, types.CodeType, types.TracebackType)  # fmt: skip
 # Compared with what the program sends: no method of that may be called, as it could lie.
 TEXTS = {"__str__", "__repr__", "__format__"}
 # Methods of text that read attributes of their arguments: "{0.__class__}".format(x).
@@ -81,8 +81,6 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 GENERATOR_STEPS = ("send", "throw", "close")
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
-# Built-in types whose value does not cross if the test derives a class from them.
-BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 class Tester(Peer):
@@ -143,31 +141,26 @@ class Tester(Peer):
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
         # What the border supports only in part
-        partly_supported = {
-            "what is awaited": inspect.iscoroutinefunction(value)
+        if (
+            inspect.iscoroutinefunction(value)
             or kind is types.CoroutineType
             or module.startswith("asyncio")
-            or "Async" in kind.__name__,
-            "a form of typing": module == "typing",
-            "a function with annotations of its own": is_function
-            and any(map(is_own, value.__annotations__.values())),
-            "a class of its own": isinstance(value, type),
-            # The program may need its fields or its plain value.
-            f"an object of its class {kind.__name__}": is_own(kind)
-            and (dataclasses.is_dataclass(value) or not BORN.isdisjoint(kind.__mro__)),
-        }
-        self.doubts += [
-            f"hands {what} to the program" for what, is_so in partly_supported.items() if is_so
-        ]
+            or "Async" in kind.__name__
+        ):
+            self.doubts.append("hands what is awaited to the program")
+        # The program may need their fields, plain value or type.
+        elif (
+            module == "typing"
+            or isinstance(value, type)
+            or (is_function and any(map(is_own, value.__annotations__.values())))
+            or (is_own(kind) and (dataclasses.is_dataclass(value) or PLAIN & {*kind.__mro__}))
+        ):
+            self.doubts.append(f"hands a {kind.__name__} of its own to the program")
         self.has_crossed |= top_of(module) in self.packages
+        # In the program, a stand-in has the name of a function, or that and the special methods of the
+        # class.
         if is_function:
-            return {
-                "k": "function",
-                "n": value.__name__,
-                "q": value.__qualname__,
-                "d": value.__doc__,
-            }
-        # In the program, a stand-in has the name and the special methods of the class.
+            return {"k": "function", "n": value.__name__, "d": value.__doc__}
         specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
         return {"k": "object", "n": kind.__name__, "s": sorted(specials)}
 
@@ -399,7 +392,7 @@ def copy_containers(value):
     if issubclass(kind, Iterator | ValuesView):
         return [*map(copy_containers, islice(value, 100_000))]
     if issubclass(kind, KeysView):
-        return dict.fromkeys(value).keys()
+        return set(value)
     if issubclass(kind, ItemsView):
         return dict(value).items()
     if kind in (list, set, tuple):
@@ -439,8 +432,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     """
     tree = ast.parse(source, FILE)
     show_lines(FILE, source)
-    # Names of the program; waits until it is loaded
-    program_names = tester.program_names
+    # Waits until the program is loaded
+    _ = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
     module = sys.modules["__main__"] = TestModule("__main__")
     # Never import a file that the program has written, even if the test adds its folder to
@@ -456,18 +449,11 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     # Repetitions and frameworks, then the program's names
     patches.follow_test(source)
     frameworks.make_fit(source)
-    scope |= namespace(nodes)
+    found, names = namespace(nodes)
+    scope |= found
     # Run the file itself
     tests = checks.test_names(tree)
     called = checks.called_tests(tree)
-    read, defined = checks.names_of(nodes)
-    names = {
-        n
-        for n in (program_names & read) - defined
-        # not what means a builtin, or what the program imports: `sorted = sorted`
-        if n in scope and n not in tester.imported and type(scope[n]) is not types.ModuleType
-    }
-    names |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
     # A sum of a thousand terms is a tree of that depth.
     with Deep():
         checks.prepare(nodes, names)
@@ -479,7 +465,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
             raise
     # Tests for a framework, unless the file itself has called them
     if tests - called:
-        frameworks.Runner(scope, defined).run(tests)
+        frameworks.Runner(scope, checks.names_of(nodes)[1]).run(tests)
     # HumanEval's tests define `check(candidate)`; the candidate is the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
@@ -501,11 +487,11 @@ def is_own_end(error: SystemExit) -> bool:
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
-def failing_line(error: BaseException) -> str:
-    """Return the line of the test at which it failed; empty if unknown."""
+def describe_failure(error: BaseException) -> Fields:
+    """Describe an exception, with the line of the test at which it failed, if known."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.line or "" for frame in frames if frame.filename == FILE]
-    return lines[-1] if lines else ""
+    lines = ["", *(frame.line or "" for frame in frames if frame.filename == FILE)]
+    return describe_exception(error) | {"line": lines[-1]}
 
 
 def run(job: Fields, results: Channel, peer: int):
@@ -518,7 +504,7 @@ def run(job: Fields, results: Channel, peer: int):
         if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        answer = describe_exception(error) | {"line": failing_line(error)}
+        answer = describe_failure(error)
         reason = tester.reason()
     else:
         answer = {"ended": job["sentinel"]}
