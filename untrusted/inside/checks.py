@@ -251,7 +251,7 @@ class TestPreparation:
         grow(self.checkers, [({node.name}, self.checks_in(node)) for node in functions])
 
     def uses(self, *expressions: ast.AST) -> Names:
-        """Return the names in expressions, and TESTER if they call the program or catch its errors."""
+        """Return the names in expressions, and TESTER if they call the program or catch errors."""
         nodes = nodes_of(*expressions)
         calls = any(
             root_of(call.func) in self.program or CATCHING.fullmatch(name_of(call.func))
