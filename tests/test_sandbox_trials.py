@@ -73,7 +73,9 @@ class Trial:
 
 BY_THE_PROGRAM = re.compile(
     "data that the program has changed|the program's \\w+ is (Assertion|Base)?(Error|Exception)"
+    "|objects? of the program decides? (is|whether)|an empty array|suppressing an exception"
 )
+"""Reasons that depend on the program (docs/sandbox.md, "What cannot be judged")."""
 
 
 def read_tests(texts):
@@ -240,8 +242,8 @@ def test_trials_score_what_they_are_worth(tier, battery, request):
     unjudged = [trial for trial, result in results if trial.least == 1 and not result.passed]
     if request.config.getoption("--release"):
         assert len(unjudged) <= UNJUDGED.get(battery, 0), [trial.name for trial in unjudged]
-    # Every program can be judged by tests that the right one can be judged by, unless it has changed
-    # the test's data, or has a name of its own for AssertionError.
+    # Every program can be judged by tests that the right one can be judged by, but for what depends
+    # on the program.
     right = {
         trial.program.tests: result.tests for trial, result in results if trial.kind == "solution"
     }

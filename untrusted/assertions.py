@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from untrusted.cases import PRELUDE, Case, Test
 from untrusted.inside.channel import Fields
-from untrusted.inside.checks import test_names
+from untrusted.inside.checks import name_of, test_names
 
 # CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads
 # that build large ones at a time get a SystemError ("AST constructor recursion depth mismatch").
@@ -144,9 +144,14 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
     checks = [statement for statement in tree.body if isinstance(statement, ast.Assert)]
     setup = [statement for statement in tree.body if statement not in (*items, *checks)]
     tests = [[s for s in setup if s.lineno <= check.lineno] + [check] for check in checks]
-    # Sorted by line: a test stays after its fixtures, which may stand anywhere, and before a call
-    # of `unittest.main()`, which must find it.
-    tests += [sorted([*setup, item], key=lambda statement: statement.lineno) for item in items]
+    # Classes of tests from which others inherit are part of the tests of every class.
+    inherited = {name_of(base) for item in items for base in getattr(item, "bases", ())}
+    bases = [item for item in items if getattr(item, "name", None) in inherited]
+    for item in items:
+        needed = {*setup, item, *(bases if isinstance(item, ast.ClassDef) else ())}
+        # Sorted by line: a test stays after its fixtures, which may stand anywhere, and before a
+        # call of `unittest.main()`, which must find it.
+        tests.append(sorted(needed, key=lambda statement: statement.lineno))
     return [ast.unparse(ast.Module(test, [])) for test in tests] or [source]
 
 

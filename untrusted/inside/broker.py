@@ -68,10 +68,10 @@ HOST = "sandbox"
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Flags with which a file may be opened. Not O_PATH, which Landlock does not restrict.
-OPENING = (
-    ACCESS | WRITING | os.O_EXCL | os.O_NOCTTY | os.O_APPEND | os.O_NONBLOCK | os.O_DSYNC | os.O_SYNC | os.O_CLOEXEC
-    | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_TMPFILE", 0)
-)  # fmt: skip
+FLAGS = "EXCL NOCTTY APPEND NONBLOCK DSYNC SYNC CLOEXEC DIRECTORY NOFOLLOW TMPFILE"
+OPENING = ACCESS | WRITING
+for _name in FLAGS.split():
+    OPENING |= getattr(os, f"O_{_name}", 0)
 
 # For each older call: the newer one and its arguments, in the notation of `syscalls`.
 OLDER = {name: newer for name, *newer in rows_of(syscalls.OLDER)}

@@ -17,6 +17,8 @@ TESTER = "__tester__"
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
+# Functions that catch exceptions of the classes that they are given.
+CATCHING = re.compile("suppress|raises|assertRaises(Regex)?")
 # What could execute files, pickles or texts of the program in the test's process. An import that is
 # not used cannot: pickle.load(f), load(allow_pickle=True), yaml.load(f), map(eval, texts).
 RUNNING = r"\w*pickle|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
@@ -48,19 +50,13 @@ Nodes = list[Any]
 
 
 def nodes_of(*trees: ast.AST) -> Nodes:
-    """List the nodes of trees, outermost first, without contexts; faster than `ast.walk`."""
+    """List the nodes of trees, outermost first; faster than `ast.walk`."""
     nodes = [*trees]
     # Breadth first: the list grows while the loop reads it.
     for node in nodes:
         # Generated tests consist mostly of literals.
-        if type(node) is ast.Constant:
-            continue
-        for name in node._fields:
-            part = None if name == "ctx" else getattr(node, name, None)
-            if isinstance(part, list):
-                nodes += [item for item in part if isinstance(item, ast.AST)]
-            elif isinstance(part, ast.AST):
-                nodes.append(part)
+        if type(node) is not ast.Constant:
+            nodes += ast.iter_child_nodes(node)
     return nodes
 
 
@@ -110,12 +106,19 @@ def modules_meant(nodes: Nodes, free: Names) -> Names:
 def test_names(tree: ast.Module | ast.ClassDef) -> Names:
     """Collect the names of the functions and classes that a test framework would run."""
     names = set()
+    # Classes of the file with tests, which others may inherit, and its TestCases
+    holders = set()
+    cases = {"TestCase", "IsolatedAsyncioTestCase"}
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-            if is_case or (node.name.startswith("Test") and test_names(node)):
+            bases = set(map(name_of, node.bases))
+            if bases & holders or test_names(node):
+                holders.add(node.name)
+            if bases & cases:
+                cases.add(node.name)
+            if bases & cases or (node.name.startswith("Test") and node.name in holders):
                 names.add(node.name)
     return names
 
@@ -126,7 +129,7 @@ def called_tests(tree: ast.Module) -> Names:
     Not its classes, because a runner of unittest raises nothing if a test fails.
     """
     statements = [s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))]
-    called = {name_of(n.func) for n in nodes_of(*statements) if isinstance(n, ast.Call)}
+    called = {name_of(call.func) for call in calls_in(nodes_of(*statements))}
     return {name for name in called if name.startswith("test")}
 
 
@@ -149,6 +152,10 @@ def complains(statement) -> bool:
     )
 
 
+def calls_in(nodes: Nodes) -> Nodes:
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
 def names_in(nodes: Nodes) -> Names:
     return {node.id for node in nodes if isinstance(node, ast.Name)}
 
@@ -169,6 +176,13 @@ def call_tester(name: str, *arguments):
     return ast.Call(method_of_tester(name), list(arguments), [])
 
 
+def wrap(name: str, side: ast.expr, *arguments) -> ast.expr:
+    """Build `__tester__.name(side, *arguments)`, unless the side is a literal or starred."""
+    if isinstance(side, ast.Constant | ast.Starred):
+        return side
+    return call_tester(name, side, *map(ast.Constant, arguments))
+
+
 # Functions that only read plain data. What they make of the test's data can be computed twice.
 READING = re.compile(
     "abs|all|any|dict|enumerate|frozenset|len|list|max|min|range|reversed|round|set|sorted|str|sum|tuple|zip"
@@ -177,6 +191,19 @@ READING = re.compile(
 FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test", ast.Assign: "value"}
 # Methods that put their arguments into a container.
 FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
+
+
+def grow(names: Names, bindings: list[tuple[Names, Names]]):
+    """Add names to those that they depend on, until nothing is added.
+
+    {f} with y = f(x); z = y + 1 -> {f, y}, then {f, y, z}
+    """
+    size_before = 0
+    while size_before < len(names):
+        size_before = len(names)
+        for bound, used in bindings:
+            if used & names:
+                names |= bound
 
 
 class TestPreparation:
@@ -193,13 +220,17 @@ class TestPreparation:
         derived: names of the program, those whose values depend on its results, and TESTER for a
             call of it.
         own: names of the test's functions that do not depend on the program.
+        has_arrays: whether the test imports numpy.
+        checkers: names of the test's functions that check something, and TESTER for a check.
     """
 
     def __init__(self, nodes: Nodes, program: Names):
         self.nodes = nodes
         self.theirs = program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
-        self.derived = {TESTER, *program}
+        # What a test catches may be the program's.
+        caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
+        self.derived = {TESTER, *caught, *program}
         # The names that each statement binds, with the names in the expressions on the right.
         bindings = []
         for node in nodes:
@@ -212,19 +243,20 @@ class TestPreparation:
             # def run(xs): return [f(x) for x in xs]
             elif isinstance(node, FUNCTIONS):
                 bindings.append(({node.name}, self.uses(*node.body)))
-        # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
-        size_before = 0
-        while size_before < len(self.derived):
-            size_before = len(self.derived)
-            for names, used in bindings:
-                if used & self.derived:
-                    self.derived |= names
-        self.own = {node.name for node in nodes if isinstance(node, FUNCTIONS)} - self.derived
+        grow(self.derived, bindings)
+        functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
+        self.own = {node.name for node in functions} - self.derived
+        self.has_arrays = any(module.startswith("numpy") for module, _ in imports_of(nodes))
+        self.checkers = {TESTER}
+        grow(self.checkers, [({node.name}, self.checks_in(node)) for node in functions])
 
     def uses(self, *expressions: ast.AST) -> Names:
-        """Return the names in expressions, and TESTER if they call the program."""
+        """Return the names in expressions, and TESTER if they call the program or catch errors."""
         nodes = nodes_of(*expressions)
-        calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
+        calls = any(
+            root_of(call.func) in self.program or CATCHING.fullmatch(name_of(call.func))
+            for call in calls_in(nodes)
+        )
         return names_in(nodes) | ({TESTER} if calls else set())
 
     def depends(self, expression: ast.expr) -> bool:
@@ -237,20 +269,39 @@ class TestPreparation:
             return False
         return name_of(call.func).startswith(CHECKING)
 
+    def checks_in(self, statement) -> Names:
+        """Return the names of the functions that a statement calls, and TESTER if it checks."""
+        nodes = nodes_of(statement)
+        called = {name_of(call.func) for call in calls_in(nodes)}
+        checks = any(isinstance(n, ast.Assert) or self.is_checking(n) for n in nodes)
+        return called | ({TESTER} if checks else set())
+
     def restore_sides(self, node):
-        """Compute sides of a comparison that are independent of the program from original data."""
-        # Not for `is`, because a copy is another object.
-        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
-            sides = [node.left, *node.comparators]
-            # Only if another side depends on it: `f(data); assert data == [1, 2]` checks changed
-            # data.
-            if any(map(self.depends, sides)):
-                node.left, *node.comparators = map(self.as_written, sides)
+        """Prepare the sides of a comparison, or the operands of an operator."""
+        if isinstance(node, ast.Compare):
+            node.left, *node.comparators = self.prepare_sides(
+                [node.left, *node.comparators], type(node.ops[0]).__name__
+            )
+        elif isinstance(node, ast.BinOp) and self.has_arrays:
+            node.left, node.right = wrap("measure", node.left), wrap("measure", node.right)
         elif isinstance(node, ast.Call):
             name = name_of(node.func)
-            compares = name in COMPARING or ("Is" not in name and self.is_checking(node))
-            if compares and any(map(self.depends, node.args)):
-                node.args = list(map(self.as_written, node.args))
+            if name in COMPARING or self.is_checking(node):
+                node.args = self.prepare_sides(node.args, name)
+
+    def prepare_sides(self, sides: list[ast.expr], name: str) -> list[ast.expr]:
+        """Prepare the sides of a comparison by an operator or function of this name."""
+        # Only if another side depends on the program: `f(data); assert data == [1, 2]` checks
+        # changed data.
+        is_theirs = any(map(self.depends, sides))
+        # Is, IsNot, assertIs. Not as written, because a copy is another object.
+        if "Is" in name:
+            return [wrap("identify", side) for side in sides] if is_theirs else sides
+        if is_theirs:
+            sides = [*map(self.as_written, sides)]
+        if self.has_arrays and "In" not in name:
+            sides = [wrap("measure", side, "close" in name) for side in sides]
+        return sides
 
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
@@ -269,10 +320,14 @@ class TestPreparation:
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
 
+    def catching(self, kind: ast.expr) -> ast.expr:
+        """Wrap a class of exceptions in `__tester__.catching(kind)` if the program chooses it."""
+        return wrap("catching", kind) if self.depends(kind) else kind
+
     def only_reads(self, nodes: Nodes) -> bool:
         """Whether an expression calls nothing but functions that read plain data, or the test's own."""
         # "" for what is no plain name
-        names = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
+        names = {getattr(call.func, "id", "") for call in calls_in(nodes)}
         return all(map(READING.fullmatch, names - self.own)) and self.program.isdisjoint(names)
 
     def restore_values(self):
@@ -318,12 +373,21 @@ class TestPreparation:
 
     def apply(self, node):
         """Prepare one node."""
+        # except type(error): the program must not choose what catches a failed assertion
+        if isinstance(node, ast.ExceptHandler) and node.type:
+            node.type = self.catching(node.type)
+        elif isinstance(node, ast.Call) and CATCHING.fullmatch(name_of(node.func)):
+            node.args = [*map(self.catching, node.args)]
         self.restore_sides(node)
         # An `__exit__` of the program must not skip checks of its block (`handles.may_suppress`).
         if isinstance(node, ast.With | ast.AsyncWith):
-            parts = [s for s in node.body if any(map(self.is_check, nodes_of(s)))]
-            for item in node.items if parts else ():
-                line = ast.Constant(parts[-1].end_lineno)
+            last = 0
+            for statement in node.body:
+                is_check = any(map(self.is_check, nodes_of(statement)))
+                if is_check or self.checks_in(statement) & self.checkers:
+                    last = statement.end_lineno
+            for item in node.items:
+                line = ast.Constant(last)
                 item.context_expr = call_tester("be_strict", item.context_expr, line)
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if isinstance(node, ast.Try) and complains(node):
@@ -355,6 +419,8 @@ def ask_for_classes(node):
         case ast.Attribute(value, name) if root_of(value) != TESTER:
             # Special methods are those of the handle, except for the steps of iterators.
             if name in STEPS or not name.startswith("__"):
+                # assertSetEqual calls methods of a set, which may be an object of the program.
+                name = "assertEqual" if name == "assertSetEqual" else name
                 node.args = [value, ast.Constant(name), *node.args]
                 node.func = method_of_tester("call_method")
 
@@ -381,30 +447,27 @@ def change_assertions(nodes: Nodes):
     assert True -> True, because nothing can change it, so that it is not counted
     """
     for node in nodes:
-        if isinstance(node, ast.Assert) and can_fail(node.test):
-            test = with_other_literal(node.test) or ast.UnaryOp(ast.Not(), node.test)
-            node.test = call_tester("note_changed", test)
+        if isinstance(node, ast.Assert) and (changed := changed_test(node.test)):
+            node.test = call_tester("note_changed", changed)
         elif isinstance(node, ast.Assert) and not COMPLAINT.match(ast.unparse(node)):
             node.__class__, node.value = ast.Expr, node.test  # pyright: ignore
 
 
-def can_fail(test: ast.expr) -> bool:
-    """Whether an assertion can fail: it has a name, and does not compare a value with itself."""
+def changed_test(test: ast.expr) -> ast.expr | None:
+    """Return `f(x) == literal` with another literal, or the negation of another test.
+
+    None if the test cannot fail, as it has no name, or compares a value with itself.
+    """
+    if not names_in(nodes_of(test)):
+        return None
     match test:
         # f(2) == f(2)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             if ast.dump(left) == ast.dump(right):
-                return False
-    return any(isinstance(node, ast.Name) for node in nodes_of(test))
-
-
-def with_other_literal(test: ast.expr) -> ast.expr | None:
-    """Return `f(x) == literal` or `literal == f(x)` with another literal; None for other tests."""
-    match test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                return None
             for call, literal in ((left, right), (right, left)):
                 with suppress(ValueError, TypeError, RecursionError):
                     ast.literal_eval(literal)
                     # 4 -> {0: 4}, which no literal equals
                     return ast.Compare(call, [ast.Eq()], [ast.Dict([ast.Constant(0)], [literal])])
-    return None
+    return ast.UnaryOp(ast.Not(), test)

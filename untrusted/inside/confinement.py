@@ -190,6 +190,9 @@ def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> b
     return struct.pack("HBBI", code, if_true, if_false, value)
 
 
+REFUSE = instruction(BPF_RETURN, ERRNO | EPERM)
+
+
 def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
     """Return instructions that continue if a word of the arguments is one of `values`, else refuse.
 
@@ -202,7 +205,7 @@ def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
         # Each hit jumps over the remaining comparisons and the refusal: len(values) - position
         # lines.
         lines.append(instruction(BPF_JUMP_EQUAL, value, if_true=len(values) - position))
-    return [*lines, instruction(BPF_RETURN, ERRNO | EPERM)]
+    return [*lines, REFUSE]
 
 
 def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
@@ -289,7 +292,7 @@ def blank_program(machine: str) -> bytes:
         body += [instruction(BPF_RETURN, ALLOW)]
         # Not this call: jump over its whole block. After a match, a block always returns.
         lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body)), *body]
-    return b"".join([*lines, instruction(BPF_RETURN, ERRNO | EPERM)])
+    return b"".join([*lines, REFUSE])
 
 
 def filter_program(machine: str, pid: int) -> bytes:
@@ -334,7 +337,7 @@ def owner_program(machine: str) -> bytes:
     has_times = [
         instruction(BPF_LOAD, 16 + 4 * 4),
         instruction(BPF_JUMP_EQUAL, 0, if_false=1),
-        instruction(BPF_RETURN, ERRNO | EPERM),
+        REFUSE,
         instruction(BPF_RETURN, ERRNO),
     ]
     return b"".join([calls_by_number(machine, answers, ALLOW), *has_times])

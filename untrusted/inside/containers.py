@@ -40,6 +40,11 @@ def empty_container(kind: type, extra):
     return kind(extra) if kind in EXTRAS else kind()
 
 
+def held_by(container):
+    """Return a container, or the dictionary of attributes of an object that consists of them."""
+    return vars(container) if type(container) in SPACES else container
+
+
 def items_of(container) -> list:
     """List a container's items; of a dictionary, or of attributes, names and values in turn.
 
@@ -47,7 +52,7 @@ def items_of(container) -> list:
     """
     if wire.is_array(container):
         return [wire.array_text(container)]
-    container = vars(container) if type(container) in SPACES else container
+    container = held_by(container)
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
     return list(container)
@@ -59,7 +64,7 @@ def fill(container, items: list):
     # accepted, as another could replace a method, such as `_UserList__cast`, which == calls.
     if type(container) in SPACES[2:] and items[::2] != ["data"]:
         raise ValueError("a container with other attributes than its data")
-    container = vars(container) if type(container) in SPACES else container
+    container = held_by(container)
     if wire.is_array(container):
         container[...] = wire.read_array(*items)
     elif isinstance(container, dict):

@@ -64,6 +64,6 @@ def function(form: Fields):
         return PEERS[0].do("special", call, "__call__", *arguments, **keywords)
 
     call.__name__ = form["n"]
-    call.__qualname__ = form["q"]
+    call.__qualname__ = form["n"]
     call.__doc__ = form["d"]
     return call

@@ -28,11 +28,6 @@ def make_fit(source: str):
     """Prepare the frameworks that a test mentions."""
     if "unittest" in source:
         unittest.main = shim.main
-        asserting = unittest.TestCase.assertSetEqual
-        # The original calls methods of the first set, which may be an object of the program.
-        unittest.TestCase.assertSetEqual = lambda self, first, second, msg=None: asserting(
-            self, *(set(each) if is_theirs(each) else each for each in (first, second)), msg
-        )
     shim.install_shim()
 
 
@@ -61,17 +56,14 @@ class Runner:
             expected = self.xfailed and cannot_judge("the test expects to fail")
             raise expected or AssertionError("no test was run")
 
-    def run_members(
-        self, members: Fields, tests: set[str], marks: Marks, owner=None, path: str = ""
-    ):
+    def run_members(self, members: Fields, tests: set[str], marks: Marks, owner=None):
         """Run the tests among the members of the file, or of the class `owner`.
 
         Args:
             tests: their names.
             marks: marks of what contains it.
-            path: prefix of their names in messages.
         """
-        marks = [*marks, *marks_of(members.get("pytestmark"))]
+        marks = [*marks, *shim.marks_of(members.get("pytestmark"))]
         kind = "module" if owner is None else "class"
         with surround(members, kind, owner or types.ModuleType("test")):
             # In the order of their definition.
@@ -87,7 +79,7 @@ class Runner:
                         for n, v in inner.items()
                         if n.startswith("Test" if isinstance(v, type) else "test")
                     }
-                    self.run_members(inner, inner_tests, marks, value, f"{path}{name}::")
+                    self.run_members(inner, inner_tests, marks, value)
                 elif callable(value):
                     # Each test of a class gets a new object.
                     instance = owner and owner()
@@ -96,7 +88,7 @@ class Runner:
                         # Properties may need what `setup_method` prepares.
                         names = (n for n, v in members.items() if not isinstance(v, property))
                         scope = {n: getattr(instance, n) for n in names}
-                    self.run_function(f"{path}{name}", scope[name], scope, marks, instance)
+                    self.run_function(name, scope[name], scope, marks, instance)
 
     def run_function(self, name: str, function, scope: Fields, marks: Marks, owner):
         """Run a test function for each of its cases.
@@ -106,7 +98,7 @@ class Runner:
             owner: the object that it is a method of.
         """
         fixtures = self.fixtures | fixtures_in(scope.values())
-        marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
+        marks = [*marks, *shim.marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
         for given, case_marks in cases_of(marks):
@@ -215,11 +207,6 @@ def parameters_of(function) -> list[str]:
     # Without the first ones, if `mock.patch` as a decorator passes mocks for them.
     patches = getattr(function, "patchings", ())
     return names[sum(p.new is mock.DEFAULT and not p.attribute_name for p in patches) :]
-
-
-def marks_of(marks) -> Marks:
-    """Return the value of `pytestmark` as a list; it is a mark, several, or None."""
-    return list(marks) if isinstance(marks, list | tuple) else [marks] * (marks is not None)
 
 
 def fixtures_in(values) -> dict[str, shim.Fixture]:

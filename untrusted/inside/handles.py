@@ -63,11 +63,13 @@ class TestSide:
     Attributes:
         reason: why the test cannot be judged; empty if it can.
         calls: number of calls and changes of attributes so far.
+        names_class: whether the test has used a class of the program by its name.
     """
 
     peer: Any = None
     reason = ""
     calls = 0
+    names_class = False
 
 
 def ask(operation: str, /, *arguments, **keywords):
@@ -107,7 +109,7 @@ def facts_of(handle) -> Fields:
         content: its plain value, if its class derives from an immutable plain type; else NOTHING.
         named: whether the test knows the object by a name in CapWords, so that it is a class.
         made: whether the test itself has created the object by calling such a class.
-        strict: if the object is the context of a `with` block, the line of the last check in it.
+        strict: if the object is the context of a `with` block, the line of the last check in it, or 0.
         tainted: whether the object may know the expected value: `f(x) - 1.5` has seen 1.5.
     """
     return object.__getattribute__(handle, "__dict__")
@@ -179,7 +181,7 @@ def unless_tainted(source, result, *, strict: bool = False) -> Any:
 
 
 def be_strict(value, line: int):
-    """Record that the `with` block of this context contains checks, the last one in `line`."""
+    """Record the last line of the `with` block of this context that contains checks, or 0."""
     if isinstance(value, Handle):
         facts_of(value)["strict"] = line
     return value
@@ -189,7 +191,10 @@ def may_suppress(handle, error, requested) -> bool:
     """Whether `__exit__` may suppress an exception: no AssertionError, and none before a check."""
     if not requested or error is None or isinstance(error, AssertionError):
         return False
-    return error.__traceback__.tb_lineno > facts_of(handle).get("strict", 0)
+    # Entered by an ExitStack or the like
+    if "strict" not in facts_of(handle):
+        raise no_verdict(handle, "suppressing an exception in an unknown block")
+    return error.__traceback__.tb_lineno > facts_of(handle)["strict"]
 
 
 class Handle:
@@ -341,11 +346,17 @@ def comparison(name: str) -> Function:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
     def method(self, other):
+        # A test that names no class of the program may mean plain data: f(1) == f(2)
+        is_open = name != "__eq__" or TestSide.names_class or self is other
+        content = NOTHING if is_theirs(other) and is_open else content_of(self)
+        if content is not NOTHING:
+            return OPERATORS[name](content, other)
         # two objects of the program
         if is_theirs(other):
-            return ask("special", name, self, other)
-        if (content := content_of(self)) is not NOTHING:
-            return OPERATORS[name](content, other)
+            answer = ask("special", name, self, other)
+            if answer and not is_open:
+                raise cannot_judge("objects of the program decide whether they are equal")
+            return answer
         # The test has created this object, so plain Python would let it decide. "Not equal" is the
         # only answer that can be trusted.
         if is_plain_data(other) and is_made(self):
@@ -431,6 +442,15 @@ def build_handle(form: Fields):
 # Exceptions
 
 
+def catching(kinds):
+    """Return classes that the program has chosen. Raises if `except` would catch assertions by them."""
+    if isinstance(kinds, tuple):
+        return tuple(map(catching, kinds))
+    if isinstance(kinds, type) and kinds in AssertionError.__mro__[:-1]:
+        raise cannot_judge(f"the program's value is {kinds.__name__}")
+    return kinds
+
+
 class ErrorClass(type):
     """Metaclass of the classes that stand for the program's exception classes.
 
@@ -446,6 +466,9 @@ class ErrorClass(type):
 
     def __getattr__(cls, name: str):
         return ask("get", cls, name)
+
+    # Without `Error`, which stands above the bases here.
+    __bases__: Any = property(lambda cls: ask("get", cls, "__bases__"))
 
 
 class Error(BaseException):

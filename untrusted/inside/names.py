@@ -5,6 +5,7 @@ Imports the standard library only.
 
 import ast
 import builtins
+import functools
 import importlib
 import importlib.util
 import sys
@@ -16,7 +17,6 @@ from typing import Any
 from untrusted.inside import checks
 from untrusted.inside.channel import Fields
 from untrusted.inside.handles import (
-    NOTHING,
     Handle,
     TestSide,
     ask,
@@ -31,6 +31,7 @@ from untrusted.inside.handles import (
     unless_tainted,
 )
 from untrusted.inside.packages import is_genuine, top_of
+from untrusted.inside.wire import is_array
 
 # Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of
 # them executes the content of a file.
@@ -46,11 +47,12 @@ CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 # Functions whose result decides a test, with the module that they are taken from if a test does not
 # import them.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
-# Methods that compare with their argument, as operators do.
-SET_METHODS = ("intersection", "union", "difference", "symmetric_difference")
-# Methods of plain types that judge a value by their argument.
-JUDGING = "startswith endswith issubset issuperset isdisjoint equals count index"
-VIEWS = ("keys", "values", "items")
+# Methods of plain types and arrays that judge a value, or list what is in it.
+QUESTIONS = """
+    startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
+    is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
+    isspace istitle isupper intersection union difference symmetric_difference keys values items
+"""
 
 
 def genuine_imports(code: str) -> Fields:
@@ -136,8 +138,8 @@ class ProgramFinder:
         """Do nothing: the module fetches its names when they are used."""
 
 
-def namespace(nodes: list[Any]) -> Fields:
-    """Return the names of the program and of library modules that a test uses.
+def namespace(nodes: list[Any]) -> tuple[Fields, set[str]]:
+    """Return the names of the program and of library modules that a test uses, and the program's.
 
     A name that is also a builtin, a module or one of HELPERS keeps that meaning, unless it is the
     only name of the program in the test: `abs(f(1) - 2) < 1e-6` calls Python's `abs`, and
@@ -153,35 +155,24 @@ def namespace(nodes: list[Any]) -> Fields:
     # Names that only the program has: no builtins, helpers or modules
     unique = {name for name in available - names.keys() if not is_shared(name)}
     program_names = free & unique
-    # If there are none, a name with two meanings
+    # If there are none, a single name with two meanings
     imports = checks.imports_of(nodes)
     if not program_names and all(name == "*" or is_genuine(module) for module, name in imports):
-        program_names = only_target(nodes, (free & available) - names.keys())
+        targets = (free & available) - names.keys()
+        program_names = targets if len(targets) == 1 else set()
     for name in (free & available & HELPERS.keys()) - program_names:
         names[name] = getattr(importlib.import_module(HELPERS[name]), name)
     # A name that the test also defines means the program's object until then.
     program_names |= read & defined & unique
-    return names | {name: peer.fetch(name) for name in sorted(program_names)}
+    names |= {name: peer.fetch(name) for name in sorted(program_names)}
+    # What the test calls by other names: import solution as s
+    imported = {name for module, name in imports if not is_genuine(module)}
+    return names, program_names - defined - peer.imported.keys() | imported
 
 
 def is_shared(name: str) -> bool:
     """Whether a name of the program also means a builtin or one of HELPERS."""
     return hasattr(builtins, name) or name in HELPERS
-
-
-def only_target(nodes: list[Any], names: set[str]) -> set[str]:
-    """Return the name, as a set, that must mean the program's function; empty if unclear.
-
-    If the program defines `abs` and `sum`, `abs(sum(1.5, 2.5) - 4) < 1e-6` is a test of `sum`: the
-    innermost call.
-    """
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    inner = names & {
-        checks.name_of(call.func)
-        for call in calls
-        if not names & checks.names_in(checks.nodes_of(*call.args, *call.keywords))
-    }
-    return names if len(names) < 2 else inner if len(inner) < 2 else set()
 
 
 # What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
@@ -202,26 +193,48 @@ def is_callable(value) -> bool:
         return False
 
 
+@functools.cache
+def empty_array_class() -> Any:
+    """Make the class of empty arrays that are not compared with what is not empty.
+
+    Numpy would stretch the other side: `(np.array([]) == np.array([1])).all()` is True.
+    """
+    numpy: Any = importlib.import_module("numpy")
+
+    class Empty(numpy.ndarray):
+        def __array_ufunc__(self, ufunc, method, *operands, **options):
+            if any(map(numpy.size, operands)):
+                raise cannot_judge("an empty array is compared with what is not empty")
+            return getattr(ufunc, method)(*map(numpy.asarray, operands), **options)
+
+    return Empty
+
+
+def measure(value: Any, is_close: bool = False):
+    """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
+    is_empty = is_close and type(value) is list and value in ([], [[]])
+    array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
+    return array.view(empty_array_class()) if is_array(array) and not array.size else array
+
+
 def method_call(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)
-    # A subclass of dict is iterated by its plain value, unless the test has made the object.
-    is_view = name in VIEWS and not arguments and not is_made(subject)
-    if is_view and (content := content_of(subject)) is not NOTHING:
-        return getattr(content, name)()
+    # Questions about a plain value are answered by it, unless the test has made the object.
+    asks = name in QUESTIONS.split() and not is_made(subject)
+    if asks and hasattr(content := content_of(subject), name):
+        return getattr(content, name)(*arguments, **keywords)
     result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
-    if name in SET_METHODS and not is_made(subject):
+    if asks and (arguments or isinstance(result, bool)):
+        if not isinstance(result, Handle):
+            raise cannot_judge(f"an object of the program decides {name}")
         copy_facts(result, subject, tainted=True)
     # A method that has seen the expected value must agree with the plain type's own:
-    # result.startswith("Hello")
-    if arguments and not isinstance(result, Handle) and all(map(is_plain_data, arguments)):
-        judges = name in JUDGING.split()
-        content = content_of(subject) if judges else facts_of(subject)["content"]
-        method = getattr(content, name, None)
-        if method and method(*arguments, **keywords) != result:
-            raise no_verdict(subject, name)
-        if judges and content is NOTHING and not is_made(subject):
-            raise cannot_judge(f"an object of the program decides {name}")
+    # result.replace("Hello", "")
+    method = getattr(facts_of(subject)["content"], name, None)
+    is_answer = not isinstance(result, Handle) and all(map(is_plain_data, arguments))
+    if arguments and method and is_answer and method(*arguments, **keywords) != result:
+        raise no_verdict(subject, name)
     # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
     return note_made(result) if name[:1].isupper() and "_" not in name else result

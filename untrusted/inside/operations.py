@@ -108,8 +108,9 @@ def patch(target, name: str, value):
 
 
 def unpatch(target, name: str):
-    if (id(target), name) in ORIGINALS:
-        setattr(target, name, ORIGINALS.pop((id(target), name)))
+    key = id(target), name
+    if key in ORIGINALS:
+        setattr(target, name, ORIGINALS.pop(key))
 
 
 @functools.cache

@@ -23,7 +23,6 @@ If `total` had appended 9 to its list, the last message would also have
 import _thread
 import os
 import sys
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -152,9 +151,6 @@ class Peer(ABC):
             return {"t": "yours", "v": number}
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
-        # Tracebacks do not cross: their frames lead to every object.
-        if isinstance(value, types.TracebackType):
-            return None
         if name := self.name_of(value):
             return {"t": "named", "v": name}
         # The next free number, unless the object has one already.

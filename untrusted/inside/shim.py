@@ -118,7 +118,11 @@ class Approx:
 
     def near(self, actual, expected) -> bool:
         """Whether values are equal, or numbers within the tolerance; containers item by item."""
-        actual, expected = map(without_numpy, (actual, expected))
+        expected = without_numpy(expected)
+        # A number is compared with every item of an array.
+        if is_array(actual) and isinstance(expected, NUMBERS):
+            return actual.size > 0 and all(self.near(item, expected) for item in actual.flat)
+        actual = without_numpy(actual)
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
             return same and all(self.near(actual[key], value) for key, value in expected.items())
@@ -151,8 +155,13 @@ def without_numpy(value):
 # Marks
 
 
+def marks_of(marks) -> list[Any]:
+    """Return the value of `pytestmark` as a list; it is a mark, several, or None."""
+    return list(marks) if isinstance(marks, list | tuple) else [marks] * (marks is not None)
+
+
 def param(*values, id=None, marks=()) -> Param:
-    return Param(values, marks if isinstance(marks, list | tuple) else (marks,))
+    return Param(values, marks_of(marks))
 
 
 @dataclass
@@ -243,8 +252,9 @@ class MonkeyPatch(contextlib.ExitStack):
             del mapping[key]
 
     def setenv(self, name: str, value, prepend: str | None = None):
-        old = os.environ.get(name)
-        self.setitem(os.environ, name, f"{value}{prepend}{old}" if prepend and old else str(value))
+        if prepend:
+            needs_pytest("setenv(prepend)")
+        self.setitem(os.environ, name, str(value))
 
     def delenv(self, name: str, raising: bool = True):
         self.delitem(os.environ, name, raising)

@@ -27,11 +27,13 @@ from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import decode_kind, find_type
 from untrusted.inside.handles import (
     NOTHING,
+    PLAIN,
     Handle,
     TestSide,
     be_strict,
     build_handle,
     cannot_judge,
+    catching,
     error_class,
     facts_of,
     is_theirs,
@@ -41,6 +43,7 @@ from untrusted.inside.names import (
     TestModule,
     genuine_imports,
     is_callable,
+    measure,
     method_call,
     namespace,
     type_of,
@@ -58,7 +61,7 @@ VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that the program may only call, as their attributes lead to other objects.
 # Frames and code contain the expected values.
 CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, partial,
-          types.FrameType, types.CodeType)  # fmt: skip
+          types.FrameType, types.CodeType, types.TracebackType)  # fmt: skip
 # Compared with what the program sends: no method of that may be called, as it could lie.
 TEXTS = {"__str__", "__repr__", "__format__"}
 # Methods of text that read attributes of their arguments: "{0.__class__}".format(x).
@@ -78,8 +81,6 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 GENERATOR_STEPS = ("send", "throw", "close")
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
-# Built-in types whose value does not cross if the test derives a class from them.
-BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 class Tester(Peer):
@@ -99,6 +100,7 @@ class Tester(Peer):
         original: containers of the test by key, with the items that they had before the program
             first changed them.
         changed: keys of the containers that the latest operation has changed.
+        identified: values of plain types that the test has compared by `is`.
         checked: number of executed checks.
         held: number of changed assertions that held (`checks.change_assertions`).
         complaint: the latest failed assertion in a function of the test that the program has
@@ -128,6 +130,7 @@ class Tester(Peer):
         self.original = {}
         self.changed = set()
         self.is_restored = False
+        self.identified = {}
         self.checked = self.held = 0
         self.complaint = None
 
@@ -138,31 +141,26 @@ class Tester(Peer):
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
         # What the border supports only in part
-        partly_supported = {
-            "what is awaited": inspect.iscoroutinefunction(value)
+        if (
+            inspect.iscoroutinefunction(value)
             or kind is types.CoroutineType
             or module.startswith("asyncio")
-            or "Async" in kind.__name__,
-            "a form of typing": module == "typing",
-            "a function with annotations of its own": is_function
-            and any(map(is_own, value.__annotations__.values())),
-            "a class of its own": isinstance(value, type),
-            # The program may need its fields or its plain value.
-            f"an object of its class {kind.__name__}": is_own(kind)
-            and (dataclasses.is_dataclass(value) or not BORN.isdisjoint(kind.__mro__)),
-        }
-        self.doubts += [
-            f"hands {what} to the program" for what, is_so in partly_supported.items() if is_so
-        ]
+            or "Async" in kind.__name__
+        ):
+            self.doubts.append("hands what is awaited to the program")
+        # The program may need their fields, plain value or type.
+        elif (
+            module == "typing"
+            or isinstance(value, type)
+            or (is_function and any(map(is_own, value.__annotations__.values())))
+            or (is_own(kind) and (dataclasses.is_dataclass(value) or PLAIN & {*kind.__mro__}))
+        ):
+            self.doubts.append(f"hands a {kind.__name__} of its own to the program")
         self.has_crossed |= top_of(module) in self.packages
+        # In the program, a stand-in has the name of a function, or that and the special methods of the
+        # class.
         if is_function:
-            return {
-                "k": "function",
-                "n": value.__name__,
-                "q": value.__qualname__,
-                "d": value.__doc__,
-            }
-        # In the program, a stand-in has the name and the special methods of the class.
+            return {"k": "function", "n": value.__name__, "d": value.__doc__}
         specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
         return {"k": "object", "n": kind.__name__, "s": sorted(specials)}
 
@@ -176,10 +174,7 @@ class Tester(Peer):
         value = self.named.get(name) or find_type(name)
         if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
-        # `except MyError:` would catch the test's own assertions.
-        if name not in self.named and value in AssertionError.__mro__[:-1]:
-            raise cannot_judge(f"the program's value is {value.__name__}")
-        return value
+        return value if name in self.named else catching(value)
 
     def build(self, form):
         if form["k"] == "error class":
@@ -352,6 +347,7 @@ class Tester(Peer):
         if isinstance(value, Handle):
             # A name in CapWords is a class.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
+            TestSide.names_class |= facts_of(value)["kind"] == "type"
         return value
 
     def reason(self) -> str:
@@ -363,10 +359,21 @@ class Tester(Peer):
 
     # Other methods that a prepared test calls (`checks.prepare`)
 
+    catching = staticmethod(catching)
     be_strict = staticmethod(be_strict)
     call_method = staticmethod(method_call)
     type_of = staticmethod(type_of)
     is_callable = staticmethod(is_callable)
+    measure = staticmethod(measure)
+
+    def identify(self, value):
+        """Return an operand of `is`. Raises if another one is its equal, maybe as a copy."""
+        # Not what cannot be hashed: containers are the same object at both ends.
+        with suppress(TypeError):
+            same = self.identified.setdefault((type(value), value), value)
+            if type(value) in PLAIN and same is not value:
+                raise cannot_judge("the test asks whether a value is the same object as its equal")
+        return value
 
     def note_check(self):
         self.checked += 1
@@ -385,7 +392,7 @@ def copy_containers(value):
     if issubclass(kind, Iterator | ValuesView):
         return [*map(copy_containers, islice(value, 100_000))]
     if issubclass(kind, KeysView):
-        return dict.fromkeys(value).keys()
+        return set(value)
     if issubclass(kind, ItemsView):
         return dict(value).items()
     if kind in (list, set, tuple):
@@ -425,8 +432,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     """
     tree = ast.parse(source, FILE)
     show_lines(FILE, source)
-    # Names of the program; waits until it is loaded
-    program_names = tester.program_names
+    # Waits until the program is loaded
+    _ = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
     module = sys.modules["__main__"] = TestModule("__main__")
     # Never import a file that the program has written, even if the test adds its folder to
@@ -442,18 +449,11 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     # Repetitions and frameworks, then the program's names
     patches.follow_test(source)
     frameworks.make_fit(source)
-    scope |= namespace(nodes)
+    found, names = namespace(nodes)
+    scope |= found
     # Run the file itself
     tests = checks.test_names(tree)
     called = checks.called_tests(tree)
-    read, defined = checks.names_of(nodes)
-    names = {
-        n
-        for n in (program_names & read) - defined
-        # not what means a builtin, or what the program imports: `sorted = sorted`
-        if n in scope and n not in tester.imported and type(scope[n]) is not types.ModuleType
-    }
-    names |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
     # A sum of a thousand terms is a tree of that depth.
     with Deep():
         checks.prepare(nodes, names)
@@ -465,7 +465,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
             raise
     # Tests for a framework, unless the file itself has called them
     if tests - called:
-        frameworks.Runner(scope, defined).run(tests)
+        frameworks.Runner(scope, checks.names_of(nodes)[1]).run(tests)
     # HumanEval's tests define `check(candidate)`; the candidate is the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
@@ -487,11 +487,11 @@ def is_own_end(error: SystemExit) -> bool:
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
-def failing_line(error: BaseException) -> str:
-    """Return the line of the test at which it failed; empty if unknown."""
+def describe_failure(error: BaseException) -> Fields:
+    """Describe an exception, with the line of the test at which it failed, if known."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.line or "" for frame in frames if frame.filename == FILE]
-    return lines[-1] if lines else ""
+    lines = ["", *(frame.line or "" for frame in frames if frame.filename == FILE)]
+    return describe_exception(error) | {"line": lines[-1]}
 
 
 def run(job: Fields, results: Channel, peer: int):
@@ -504,7 +504,7 @@ def run(job: Fields, results: Channel, peer: int):
         if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        answer = describe_exception(error) | {"line": failing_line(error)}
+        answer = describe_failure(error)
         reason = tester.reason()
     else:
         answer = {"ended": job["sentinel"]}

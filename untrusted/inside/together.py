@@ -13,8 +13,8 @@ from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.deferred import tempfile
 from untrusted.inside.handles import TestSide
 from untrusted.inside.names import ProgramFinder
-from untrusted.inside.program import describe_exception, load_program, show_lines
-from untrusted.inside.tester import FILE, failing_line
+from untrusted.inside.program import load_program, show_lines
+from untrusted.inside.tester import FILE, describe_failure
 
 # pytest without plugins, caches, configuration files, metadata of packages or rewritten assertions.
 OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib", "--no-header",
@@ -42,7 +42,7 @@ def run_in_one(job: Fields, results: Channel):
             run_pytest(own) if by_pytest else frameworks.Runner(scope, own).run(tests)
     except BaseException as error:  # whatever was raised, the test has not passed
         cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
-        results.send(describe_exception(error) | {"line": failing_line(error)} | cannot)
+        results.send(describe_failure(error) | cannot)
     else:
         results.send({"ended": job["sentinel"]})
 

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Union
 
 from untrusted.inside.channel import Convert
 
@@ -54,6 +54,7 @@ def dictionary_of(view) -> list:
     return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
 
+UNION: Any = Union
 FORMS: dict[type, Form] = {
     int: (lambda value: [hex(value)], lambda text: int(text, 16)),
     tuple: (list, lambda *items: items),
@@ -67,6 +68,8 @@ FORMS: dict[type, Form] = {
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
     collections.UserString: (by("data"), collections.UserString),
     types.GenericAlias: (by("__origin__", "__args__"), types.GenericAlias),
+    types.UnionType: (by("__args__"), UNION.__getitem__),
+    type(UNION[int, str]): (by("__args__"), UNION.__getitem__),
 }
 for _view in (dict.keys, dict.items, dict.values):
     FORMS[type(_view({}))] = dictionary_of, _view
