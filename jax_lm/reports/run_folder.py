@@ -58,8 +58,12 @@ class RunLog(AbstractContextManager):
         self.file = path.open("a+", encoding="utf-8")
         try:
             lock(self.file, folder)
-            # In the form in which JSON reads them back: tuples become lists.
-            require_same(folder, self.name, json.loads(json.dumps(settings)))
+            # Lines without settings: nobody knows what they depend on.
+            if not (folder / SETTINGS).exists() and path.stat().st_size:
+                raise ValueError(
+                    f"out={str(folder)!r} has {self.name} without {SETTINGS}: give another folder"
+                )
+            require_same(folder / SETTINGS, settings)
             self.replay(path)
         except (OSError, ValueError):
             self.close()
@@ -125,19 +129,15 @@ def lock(file: IO[str], folder: Path):
         raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
 
 
-def require_same(folder: Path, name: str, wanted: Record):
-    """Write the settings of a new run, or compare them with those of an earlier one.
+def require_same(path: Path, settings: Record):
+    """Write the settings of a new run to a file, or compare them with those of an earlier one.
 
     Raises:
         ValueError: a setting differs; the message names the first one.
     """
-    path = folder / SETTINGS
-    # A new run, unless there are lines already, whose settings nobody knows.
+    # In the form in which JSON reads them back: tuples become lists.
+    wanted = json.loads(json.dumps(settings))
     if not path.exists():
-        if (folder / name).stat().st_size:
-            raise ValueError(
-                f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder"
-            )
         write_json_whole(path, wanted, 2)
         return
     try:
@@ -147,7 +147,7 @@ def require_same(folder: Path, name: str, wanted: Record):
     if not isinstance(held, dict):
         raise ValueError(f"{path} holds no settings")
     if difference := differing_setting(held, wanted):
-        begun = f"out={str(folder)!r} was begun with {difference}"
+        begun = f"out={str(path.parent)!r} was begun with {difference}"
         raise ValueError(f"{begun}: give another folder, or the same settings")
 
 
