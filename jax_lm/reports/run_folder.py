@@ -27,11 +27,72 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf", "weights.orbax/**/*")
 Record = dict[str, Any]
 
 
-class RunLog(AbstractContextManager):
-    """JSON lines of a run in its folder; complete lines survive a kill.
+class JsonLog(AbstractContextManager):
+    """JSON lines that a run appends to a file; complete lines survive a kill.
 
-    One process at a time holds the folder, which is created if it does not exist. A subclass names
-    its file and its records, and interprets a record in `take`.
+    A subclass names its records, and interprets a record in `take`.
+    """
+
+    kind: ClassVar[str]
+    file: IO[str] | None = None
+
+    def open(self, path: Path, place: Path):
+        """Hold a file for this process, to append to it; `place` names it in the error.
+
+        Raises:
+            ValueError: another process holds it.
+        """
+        # Append mode: an earlier run's lines stay, but for one that was cut off by a kill.
+        self.file = path.open("a+", encoding="utf-8")
+        lock(self.file, place)
+        os.truncate(path, len(whole_lines(path)))
+
+    def replay(self, path: Path):
+        """Take all complete lines of an earlier run.
+
+        Raises:
+            ValueError: a line is not a record.
+        """
+        for number, line in enumerate(whole_lines(path).splitlines(), 1):
+            try:
+                self.take(json.loads(line))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}: line {number} is not {self.kind} ({error})") from error
+
+    @abstractmethod
+    def take(self, record: Record):
+        """Apply one record, of an earlier run or of this one."""
+
+    def append(self, *records: Record):
+        """Write records to disk, then take them."""
+        if self.file is not None:
+            self.file.writelines(json.dumps(record) + "\n" for record in records)
+            self.file.flush()
+            # On disk before they count: a kill, or a crash of the machine, loses no record that was
+            # taken.
+            os.fsync(self.file.fileno())
+        for record in records:
+            self.take(record)
+
+    def close(self):
+        if self.file is not None:
+            self.file.close()
+
+    def __exit__(self, *_: object):
+        self.close()
+
+
+def whole_lines(path: Path) -> bytes:
+    """Read a file up to its last line end."""
+    # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
+
+
+class RunLog(JsonLog):
+    """The JSON lines of a run in its folder, which is created if it does not exist.
+
+    One process at a time holds the folder. A subclass names its file.
 
     Args:
         folder: None keeps nothing on disk.
@@ -42,10 +103,8 @@ class RunLog(AbstractContextManager):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[str]
 
     def __init__(self, folder: Path | None, settings: Record):
-        self.file: IO[str] | None = None
         if folder is None:
             return
         output_folder(folder)
@@ -54,56 +113,18 @@ class RunLog(AbstractContextManager):
             raise ValueError(
                 f"out={str(folder)!r} holds another kind of run, without {self.name}: give another folder"
             )
-        # Append mode: an earlier run's lines stay.
-        self.file = path.open("a+", encoding="utf-8")
+        # Lines without settings: nobody knows what they depend on.
+        if not (folder / SETTINGS).exists() and path.exists() and path.stat().st_size:
+            raise ValueError(
+                f"out={str(folder)!r} has {self.name} without {SETTINGS}: give another folder"
+            )
         try:
-            lock(self.file, folder)
-            # Lines without settings: nobody knows what they depend on.
-            if not (folder / SETTINGS).exists() and path.stat().st_size:
-                raise ValueError(
-                    f"out={str(folder)!r} has {self.name} without {SETTINGS}: give another folder"
-                )
+            self.open(path, folder)
             require_same(folder / SETTINGS, settings)
             self.replay(path)
         except (OSError, ValueError):
             self.close()
             raise
-
-    def replay(self, path: Path):
-        """Take all complete lines, and truncate one that was cut off when the run was killed."""
-        content = path.read_bytes()
-        # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                self.take(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{path}: line {number} is damaged ({error})") from error
-            except (TypeError, KeyError) as error:
-                raise ValueError(f"{path}: line {number} is no {self.kind} ({error})") from error
-
-    @abstractmethod
-    def take(self, record: Record):
-        """Apply one record, of an earlier run or of this one."""
-
-    def append(self, record: Record):
-        """Write a record to disk, then take it."""
-        if self.file is not None:
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
-            # On disk before it counts: a kill, or a crash of the machine, loses no record that was
-            # taken.
-            os.fsync(self.file.fileno())
-        self.take(record)
-
-    def close(self):
-        if self.file is not None:
-            self.file.close()
-
-    def __exit__(self, *_: object):
-        self.close()
 
 
 @contextmanager
