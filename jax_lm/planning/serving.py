@@ -10,6 +10,7 @@ weights is the bottleneck, and larger sizes are worth it at narrow widths.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 
 from jax_lm.config import DreamConfig, Fields
 from jax_lm.options import BLOCK_LENGTH, Decoding
@@ -150,10 +151,10 @@ def fitting_limits(
     slots: Sequence[int] = SLOTS,
     contexts: Sequence[int] = CONTEXTS,
     adapters: int = 0,
-) -> PlannedStep:
-    """Return the plan with the largest context, and then the most slots, that fits.
+) -> tuple[PlannedStep, Memory]:
+    """Return the plan with the largest context, and then the most slots, that fits; and its memory.
 
-    If no plan fits, the smallest context with the fewest slots is returned.
+    If no plan fits, it is the one of the smallest context with the fewest slots.
 
     Args:
         config: shape of the model.
@@ -165,15 +166,13 @@ def fitting_limits(
         contexts: contexts to choose from, largest first.
         adapters: number of adapters.
     """
-    max_context = config.max_position_embeddings
-    plans = [
-        replace(planned, batch=count, canvas=min(context, max_context), new_tokens=1)
-        for context in contexts
-        for count in slots
-    ]
-    fitting = (
-        plan
-        for plan in plans
-        if serving_memory(config, plan, mesh, fixed_rows, adapters=adapters).total <= memory
-    )
-    return next(fitting, plans[-1])
+    plan = planned
+    need = None
+    for context, count in product(contexts, slots):
+        columns = min(context, config.max_position_embeddings)
+        plan = replace(planned, batch=count, canvas=columns, new_tokens=1)
+        need = serving_memory(config, plan, mesh, fixed_rows, adapters=adapters)
+        if need.total <= memory:
+            break
+    assert need
+    return plan, need

@@ -18,7 +18,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions, restrict_options
 from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
-from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits, serving_memory
+from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits
 from jax_lm.reports.document import facts_table
 from jax_lm.sharding import MeshShape
 
@@ -99,8 +99,7 @@ def plan_server(arguments: Plan) -> int:
     planned = PlannedStep(precision=arguments.dtype, new_tokens=1, canvas=1)
     memory = usable_memory(topology)
     count = arguments.served_adapters
-    plan = fitting_limits(config, planned, mesh, memory, FIXED_ROWS, adapters=count)
-    need = serving_memory(config, plan, mesh, FIXED_ROWS, adapters=count)
+    plan, need = fitting_limits(config, planned, mesh, memory, FIXED_ROWS, adapters=count)
     has_room = need.total <= memory
     record = {
         **describe_limits(plan, need),
