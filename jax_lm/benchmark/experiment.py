@@ -16,7 +16,7 @@ import jax
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend
-from jax_lm.benchmark.machine import PeakMemory, about, device_memory, machine_limits
+from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
 from jax_lm.benchmark.parity import check_parity
 from jax_lm.benchmark.settings import TOLERANCE, Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
@@ -25,6 +25,7 @@ from jax_lm.benchmark.worker import Measured, WorkerRequest, outputs_to_compare,
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
+from jax_lm.host.memory import device_memory
 from jax_lm.inference import DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
