@@ -179,6 +179,9 @@ class MeshShape:
         ]
 
 
+ONE_DEVICE = MeshShape()
+
+
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number, largest first."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]

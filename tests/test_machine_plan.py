@@ -16,7 +16,7 @@ from jax_lm.sharding import MeshShape
 
 def plan(topology, compiled=None):
     shape = Topology.parse(topology)
-    return MachinePlan(DIFFUCODER_7B, PlannedStep(), shape, MeshShape(), compiled)
+    return MachinePlan(PlannedStep(DIFFUCODER_7B), shape, compiled)
 
 
 @pytest.mark.parametrize(("topology", "fits"), [("v5e:1x1", False), ("h200:1", True)])
@@ -42,8 +42,8 @@ def test_table_and_record_of_an_estimate_agree(topology, fits):
 
 
 def test_a_plan_of_coupled_grpo_needs_no_rates_of_a_cpu():
-    planned = PlannedStep(kind="grpo", on_cpu=True)
-    found = MachinePlan(DIFFUCODER_7B, planned, Topology.parse("cpu"), MeshShape(), None)
+    planned = PlannedStep(DIFFUCODER_7B, kind="grpo", on_cpu=True)
+    found = MachinePlan(planned, Topology.parse("cpu"))
     assert dict(found.rows())["plan"].startswith("1 x 512 tokens")
 
 
@@ -57,8 +57,8 @@ def test_what_the_compiler_says_counts():
 
 def test_the_reference_of_coupled_grpo_counts_as_compiled(tiny_config):
     """A fourth float32 copy of what is trained, which lies on the device during an update."""
-    step = PlannedStep(batch=2, canvas=16, new_tokens=8, kind="grpo")
-    found = MachinePlan(tiny_config, step, Topology.parse("cpu"), MeshShape())
+    step = PlannedStep(tiny_config, batch=2, canvas=16, new_tokens=8, kind="grpo")
+    found = MachinePlan(step, Topology.parse("cpu"))
     compiled = compile_step(found, GenerationOptions())
     # The batch is the rest: tokens, masks, keys and scores.
     assert 0 < compiled.arguments - found.estimate.weights < 2000
@@ -80,9 +80,9 @@ def test_what_the_compiler_needs_more_counts_against_changes():
 
 def test_a_mesh_takes_all_devices():
     four = Topology.parse("v5e:2x2")
-    assert choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, None) == MeshShape(tensor=4)
-    assert choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(
+    assert choose_plan_mesh(PlannedStep(DIFFUCODER_7B), four, None) == MeshShape(tensor=4)
+    assert choose_plan_mesh(PlannedStep(DIFFUCODER_7B), four, "data=2,tensor=2") == MeshShape(
         data=2, tensor=2
     )
     with pytest.raises(ValueError, match="takes 2 devices, v5e:2x2 has 4"):
-        choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, "tensor=2")
+        choose_plan_mesh(PlannedStep(DIFFUCODER_7B), four, "tensor=2")

@@ -152,10 +152,8 @@ class ExperimentSteps:
             "described": engine.describe(),
             "parameters": engine.parameter_count,
             "dtype": engine.precision,
-            "mesh": str(engine.mesh_shape),
-            "weights_bytes": device_bytes(
-                engine.config, engine.job(batch=1, canvas=1), engine.mesh_shape
-            ),
+            "mesh": str(engine.planned.mesh),
+            "weights_bytes": device_bytes(engine.planned),
             "peak_bytes": PeakMemory().read(),
         }
 
@@ -198,10 +196,7 @@ class ExperimentSteps:
             row: Row = {"batch": batch}
             rows.append(row)
             planned = engine.job(batch=batch, canvas=width)
-            with (
-                note_out_of_memory(row),
-                explain_out_of_memory(engine.config, planned, engine.mesh_shape),
-            ):
+            with note_out_of_memory(row), explain_out_of_memory(planned):
                 [figures] = engine.benchmark_inference(
                     (batch,), width, 3 * self.settings.repeats
                 ).values()
@@ -221,7 +216,7 @@ class ExperimentSteps:
                     head_rows=width,
                 )
                 # The limits are those of one device, the work is shared by all of the mesh.
-                row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.mesh_shape.size
+                row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.planned.mesh.size
                 row["limit"] = cost.limit(limits)
         return {"width": width, "rows": rows}
 

@@ -83,9 +83,11 @@ def model_facts(arguments: Info, folder: Path, config: DreamConfig) -> Fields:
     length = arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
     # only the canvas counts: its part that is new does not change the estimate
-    step = PlannedStep(batch=arguments.batch_size, canvas=length, new_tokens=length)
+    step = PlannedStep(
+        config, batch=arguments.batch_size, canvas=length, new_tokens=length, mesh=mesh
+    )
     memory = {
-        dtype: asdict(estimate_memory(config, replace(step, precision=dtype), mesh))
+        dtype: asdict(estimate_memory(replace(step, precision=dtype)))
         for dtype in offered_precisions(config)
     }
     device = devices[0]

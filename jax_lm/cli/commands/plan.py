@@ -20,7 +20,6 @@ from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits
 from jax_lm.reports.document import facts_table
-from jax_lm.sharding import MeshShape
 
 
 def run_plan(arguments: Plan) -> int:
@@ -33,7 +32,7 @@ def run_plan(arguments: Plan) -> int:
     # On a CPU, compiled memory would lack that of the process and the copy of the state that is
     # made while a checkpoint is written, so the estimate is used. There is no program of decoding
     # from left to right.
-    has_program = plan.planned.is_training or plan.config.family.is_diffusion
+    has_program = plan.planned.is_training or plan.planned.config.family.is_diffusion
     if (
         has_program
         and not plan.planned.on_cpu
@@ -75,6 +74,7 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
     if arguments.step == "generate" and config.family.is_diffusion:
         options = restrict_options(options, config)
     planned = PlannedStep(
+        config,
         precision=arguments.dtype,
         batch=arguments.batch_size,
         canvas=arguments.max_length,
@@ -85,8 +85,8 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
         extra_canvases=options.extra_canvases,
         on_cpu=topology.is_cpu and arguments.step != "generate",
     )
-    mesh = choose_plan_mesh(config, planned, topology, arguments.mesh)
-    return MachinePlan(config, planned, topology, mesh), options
+    mesh = choose_plan_mesh(planned, topology, arguments.mesh)
+    return MachinePlan(replace(planned, mesh=mesh), topology), options
 
 
 def plan_server(arguments: Plan) -> int:
@@ -94,12 +94,11 @@ def plan_server(arguments: Plan) -> int:
     topology = Topology.parse(arguments.topology)
     topology.require_precision(arguments.dtype)
     config = plan_config(arguments)
-    mesh = MeshShape()
     # the presets differ in what a step commits, not in memory
-    planned = PlannedStep(precision=arguments.dtype, new_tokens=1, canvas=1)
+    planned = PlannedStep(config, precision=arguments.dtype, new_tokens=1, canvas=1)
     memory = usable_memory(topology)
     count = arguments.served_adapters
-    plan, need = fitting_limits(config, planned, mesh, memory, FIXED_ROWS, adapters=count)
+    plan, need = fitting_limits(planned, memory, FIXED_ROWS, adapters=count)
     has_room = need.total <= memory
     record = {
         **describe_limits(plan, need),

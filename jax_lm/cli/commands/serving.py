@@ -172,12 +172,10 @@ def fit_options(
     if (free := free_memory()) is not None:
         share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
         # the weights are loaded already
-        memory = share * free + estimate_memory(each.config, planned, each.mesh_shape).weights
+        memory = share * free + estimate_memory(planned).weights
         may_use = gib(memory)
     plan, need = fitting_limits(
-        each.config,
         planned,
-        each.mesh_shape,
         memory,
         Pace().fixed_rows,
         slots=(given["slots"],) if "slots" in given else SLOTS,
