@@ -322,7 +322,7 @@ class FullSizeSteps:
         # Drop the sampler's model: two models would not fit where one does.
         self.__dict__.pop("sampler", None)
         planned = self.planned(batch=self.settings.training_rows, **UPDATES[name])
-        mesh = planned.default_mesh(len(jax.devices()))
+        mesh = planned.default_mesh(self.config, len(jax.devices()))
         row: Row = {"name": name, "rows": planned.batch, "mesh": str(mesh)}
         memory = PeakMemory()
         memory.start()

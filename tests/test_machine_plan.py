@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from jax_lm.compilation.compiler import Compiled
-from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
+from jax_lm.compilation.machine_plan import MachinePlan, compile_step
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import PlannedStep
 from jax_lm.planning.roofline import GIB, Topology, gib
-from jax_lm.sharding import MeshShape
+from jax_lm.sharding import MeshShape, choose_mesh
 
 
 def plan(topology, compiled=None):
@@ -79,10 +79,8 @@ def test_what_the_compiler_needs_more_counts_against_changes():
 
 
 def test_a_mesh_takes_all_devices():
-    four = Topology.parse("v5e:2x2")
-    assert choose_plan_mesh(PlannedStep(DIFFUCODER_7B), four, None) == MeshShape(tensor=4)
-    assert choose_plan_mesh(PlannedStep(DIFFUCODER_7B), four, "data=2,tensor=2") == MeshShape(
-        data=2, tensor=2
-    )
-    with pytest.raises(ValueError, match="takes 2 devices, v5e:2x2 has 4"):
-        choose_plan_mesh(PlannedStep(DIFFUCODER_7B), four, "tensor=2")
+    default = PlannedStep(DIFFUCODER_7B).default_mesh
+    assert choose_mesh(DIFFUCODER_7B, None, default, 4) == MeshShape(tensor=4)
+    assert choose_mesh(DIFFUCODER_7B, "data=2,tensor=2", default, 4) == MeshShape(data=2, tensor=2)
+    with pytest.raises(ValueError, match="takes 2 devices, there are 4"):
+        choose_mesh(DIFFUCODER_7B, "tensor=2", default, 4)

@@ -19,7 +19,6 @@ from jax_lm.planning import memory
 from jax_lm.planning.memory import Memory, PlannedStep
 from jax_lm.planning.rollouts import Rows, rollout_rows
 from jax_lm.planning.roofline import Topology, gib
-from jax_lm.sharding import MeshShape
 
 
 @dataclass(frozen=True)
@@ -152,22 +151,6 @@ class MachinePlan:
                 "refusal": self.compiled.refusal,
             }
         return record
-
-
-def choose_plan_mesh(planned: PlannedStep, topology: Topology, text: str | None) -> MeshShape:
-    """Return the mesh that the user names, or the default.
-
-    Raises:
-        ValueError: the mesh does not use all devices, or does not suit the model.
-    """
-    # "data=2,tensor=4", or the default of the step
-    mesh = MeshShape.parse(text) if text else planned.default_mesh(topology.devices)
-    mesh.require(planned.config)
-    if mesh.size != topology.devices:
-        raise ValueError(
-            f"mesh={text!r}: takes {mesh.size} devices, {topology} has {topology.devices}"
-        )
-    return mesh
 
 
 def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:

@@ -50,7 +50,7 @@ from jax_lm.options import (
 from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, read_rows
-from jax_lm.sharding import MeshShape, choose_mesh, split_data
+from jax_lm.sharding import MeshShape, choose_replicas, split_data
 from jax_lm.templates import (
     HoleLength,
     Template,
@@ -133,7 +133,7 @@ class DiffuCoderInference:
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
-        self.replicas, shape = replicas, choose_mesh(self.config, mesh, replicas)
+        self.replicas, shape = replicas, choose_replicas(self.config, mesh, replicas)
         stored = "int8" if DreamForCausalLM.is_int8(folder) else None
         self.quantization = dtype if dtype in QUANTIZED else stored
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)

@@ -3,7 +3,7 @@
 Everything here is arithmetic. `jax_lm.compilation` reads the figures of the compiler.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
@@ -206,10 +206,10 @@ class PlannedStep:
         work = f"one {self.kind} update of {trained}" if self.is_training else ", ".join(settings)
         return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
 
-    def default_mesh(self, devices: int) -> MeshShape:
-        """Return the default mesh of a number of devices."""
-        choose = MeshShape.for_training if self.is_training else MeshShape.for_generation
-        return choose(self.config, devices)
+    @property
+    def default_mesh(self) -> Callable[[DreamConfig, int], MeshShape]:
+        """Function that returns the default mesh of a model and a number of devices."""
+        return MeshShape.for_training if self.is_training else MeshShape.for_generation
 
     @property
     def rows_per_device(self) -> int:
@@ -442,7 +442,7 @@ def smallest_topology(
     """
     # They come smallest first, so the first one that fits is the answer.
     for topology in family.same_family():
-        mesh = planned.default_mesh(topology.devices)
+        mesh = planned.default_mesh(planned.config, topology.devices)
         need = estimate_memory(replace(planned, mesh=mesh)).total + beyond
         if topology.devices > more_than and fits(need, topology):
             return topology, mesh

@@ -10,7 +10,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.plan import Plan
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
-from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
+from jax_lm.compilation.machine_plan import MachinePlan, compile_step
 from jax_lm.config import SHAPES, DreamConfig, Fields
 from jax_lm.host import platforms
 from jax_lm.host.files import require_new, write_whole
@@ -20,6 +20,7 @@ from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits
 from jax_lm.reports.document import facts_table
+from jax_lm.sharding import choose_mesh
 
 
 def run_plan(arguments: Plan) -> int:
@@ -85,7 +86,7 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
         extra_canvases=options.extra_canvases,
         on_cpu=topology.is_cpu and arguments.step != "generate",
     )
-    mesh = choose_plan_mesh(planned, topology, arguments.mesh)
+    mesh = choose_mesh(config, arguments.mesh, planned.default_mesh, topology.devices)
     return MachinePlan(replace(planned, mesh=mesh), topology), options
 
 
