@@ -68,6 +68,13 @@ def write_rows_whole(path: Path, rows: Iterable):
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def whole_lines(path: Path) -> bytes:
+    """Read a file up to its last line end."""
+    # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
+
+
 def require_local(path: Path, name: str = "out"):
     """Raise ValueError if a path is the URL of a bucket."""
     # Path turns gs://bucket/run into gs:/bucket/run

@@ -15,7 +15,7 @@ from typing import IO, Any, ClassVar
 
 from flax.traverse_util import flatten_dict
 
-from jax_lm.host.files import output_folder, write_json_whole
+from jax_lm.host.files import output_folder, whole_lines, write_json_whole
 
 SETTINGS = "settings.json"
 LOCK = ".lock"
@@ -80,13 +80,6 @@ class JsonLog(AbstractContextManager):
 
     def __exit__(self, *_: object):
         self.close()
-
-
-def whole_lines(path: Path) -> bytes:
-    """Read a file up to its last line end."""
-    # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
-    content = path.read_bytes()
-    return content[: content.rfind(b"\n") + 1]
 
 
 class RunLog(JsonLog):
