@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from operator import le
 from pathlib import Path
@@ -134,7 +134,7 @@ class FullSizeSteps:
         self.settings, self.config = settings, SHAPES[settings.random_shape]
         self.dtype, self.new_tokens = settings.dtype, settings.new_tokens
         self.begun: float | None = None
-        self.mesh_shape = self.planned().default_mesh(self.config, len(jax.devices()))
+        self.mesh_shape = MeshShape.for_generation(self.config, len(jax.devices()))
 
     def steps(self) -> list[Step]:
         """Return all steps, the most wanted first."""
@@ -176,8 +176,9 @@ class FullSizeSteps:
             "precision": self.dtype,
             "canvas": self.settings.canvas,
             "new_tokens": self.new_tokens,
+            "mesh": self.mesh_shape,
         }
-        return PlannedStep(**size | others)
+        return PlannedStep(self.config, **size | others)
 
     def cell(self, preset: str, batch: int) -> Cell:
         """Return a generation of this size."""
@@ -195,9 +196,9 @@ class FullSizeSteps:
         return sampler
 
     @contextmanager
-    def note_out_of_memory(self, row: Row, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
+    def note_out_of_memory(self, row: Row, planned: PlannedStep) -> Iterator[None]:
         """Write to the row why a planned step does not fit, if it does not."""
-        with note_out_of_memory(row), explain_out_of_memory(self.config, planned, mesh):
+        with note_out_of_memory(row), explain_out_of_memory(planned):
             yield
 
     def environment(self, done: Rows) -> Row:
@@ -215,7 +216,7 @@ class FullSizeSteps:
             "dtype": self.dtype,
             "mesh": str(self.mesh_shape),
             "seconds": time.perf_counter() - start,
-            "weights_bytes": device_bytes(self.config, self.planned(), self.mesh_shape),
+            "weights_bytes": device_bytes(self.planned()),
             "peak_bytes": PeakMemory().read(),
         }
 
@@ -229,14 +230,14 @@ class FullSizeSteps:
         limits = MachineLimits(**done["environment"]["limits"])
         row: Row = {"batch": batch}
         canvas = random_canvas(self.config, self.cell("exact", batch), seed=0)
-        with self.note_out_of_memory(row, self.planned(batch=batch), self.mesh_shape):
+        with self.note_out_of_memory(row, self.planned(batch=batch)):
             row["rows"] = time_forwards(self.sampler, canvas, limits, repeats=self.settings.repeats)
         return row
 
     def decoding(self, preset: str, batch: int, done: Rows) -> Row:
         """Decode with the published settings of a preset."""
         row: Row = {"preset": preset, "batch": batch}
-        with self.note_out_of_memory(row, self.planned(batch=batch), self.mesh_shape):
+        with self.note_out_of_memory(row, self.planned(batch=batch)):
             row |= time_and_memory(
                 JaxBackend(self.sampler), self.cell(preset, batch), self.settings.repeats
             )
@@ -251,7 +252,7 @@ class FullSizeSteps:
         row: Row = {"clients": clients}
         # The slots are one block wider than the canvas.
         width, count = self.settings.canvas + BLOCK_LENGTH, EACH_CLIENT * clients
-        with self.note_out_of_memory(row, self.planned(batch=clients), self.mesh_shape):
+        with self.note_out_of_memory(row, self.planned(batch=clients)):
             slots = Slots(
                 self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=()
             )
@@ -325,10 +326,8 @@ class FullSizeSteps:
         row: Row = {"name": name, "rows": planned.batch, "mesh": str(mesh)}
         memory = PeakMemory()
         memory.start()
-        with self.note_out_of_memory(row, planned, mesh):
-            [program] = step_programs(
-                self.config, planned, mesh.mesh(), GenerationOptions()
-            ).values()
+        with self.note_out_of_memory(row, replace(planned, mesh=mesh)):
+            [program] = step_programs(planned, mesh.mesh(), GenerationOptions()).values()
             timing = time_call(update_call(program, self.config.vocab_size), self.settings.repeats)
             row |= {
                 "first_seconds": timing.row["first_seconds"],

@@ -107,7 +107,7 @@ def planned(settings: Settings, arguments: ModelArguments) -> PlannedStep:
         }
     else:
         rows = {"kind": "sft", "batch": settings.batch_size, "canvas": settings.max_length}
-    return PlannedStep(precision=precision, lora_rank=arguments.lora_rank, **rows)
+    return PlannedStep(DIFFUCODER_7B, precision=precision, lora_rank=arguments.lora_rank, **rows)
 
 
 def without(savings: list[str], settings: Settings, stack: ExitStack) -> Settings:
@@ -174,7 +174,7 @@ def compiled(
         memory=topology.chip.memory,
         in_loop=False,
     )
-    least = bound(DIFFUCODER_7B, planned(settings, arguments), shape, topology).step
+    least = bound(replace(planned(settings, arguments), mesh=shape), topology).step
     return {
         "mesh": str(shape),
         "kept": kept,
@@ -192,7 +192,9 @@ def reference_bytes(command: Any, config: DreamConfig, shape: MeshShape) -> int:
     settings = command.settings
     if not isinstance(settings, GRPOConfig) or not settings.loss.beta:
         return 0
-    return master_bytes(config, planned(settings, command.model_arguments), shape)
+    return master_bytes(
+        replace(planned(settings, command.model_arguments), config=config, mesh=shape)
+    )
 
 
 def figures(found: Explanation) -> dict[str, Any]:

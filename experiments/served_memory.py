@@ -34,7 +34,6 @@ from jax_lm.planning.serving import (
     canvas_widths,
     columns_of,
     fitting_limits,
-    serving_memory,
     useful_sizes,
 )
 from jax_lm.serving.pace import Pace
@@ -73,9 +72,8 @@ def measure(name):
     topology = Topology.parse(name)
     prepare_compiler(topology)
     config, shape = SHAPES["7b"], MeshShape()
-    planned = PlannedStep(precision="bfloat16", new_tokens=1, canvas=1)
-    plan = fitting_limits(config, planned, shape, usable_memory(topology), FIXED_ROWS)
-    need = serving_memory(config, plan, shape, FIXED_ROWS)
+    planned = PlannedStep(config, precision="bfloat16", new_tokens=1, canvas=1, mesh=shape)
+    plan, need = fitting_limits(planned, usable_memory(topology), FIXED_ROWS)
     mesh = topology_mesh(topology, shape)
 
     def make_model():

@@ -86,14 +86,16 @@ def pairs(table: str) -> Names:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
+TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+
+
 def read_families() -> tuple[Family, ...]:
     """Read the table of families."""
-    table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
 
     def types(names: Names) -> Mapping[str, Architecture]:
-        return {kind: Architecture(**table["architectures"][name]) for kind, name in names.items()}
+        return {kind: Architecture(**TABLE["architectures"][name]) for kind, name in names.items()}
 
-    return tuple(Family(**row | {"types": types(row["types"])}) for row in table["families"])
+    return tuple(Family(**row | {"types": types(row["types"])}) for row in TABLE["families"])
 
 
 FAMILIES = read_families()
@@ -486,29 +488,6 @@ def set_dtype(fields: Fields, dtype: str) -> Fields:
     return dict(fields) | dict.fromkeys(names, dtype)
 
 
-# The shape of the published 7B models, for measurements without their weights.
-DIFFUCODER_7B = DreamConfig(
-    vocab_size=152064,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    max_position_embeddings=131072,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    mask_token_id=151666,
-)
-
-SMALL = replace(
-    DIFFUCODER_7B,
-    hidden_size=512,
-    intermediate_size=2048,
-    num_hidden_layers=8,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    max_position_embeddings=4096,
-)
-# Shapes for random weights: the one of DiffuCoder, and a small one with its vocabulary, which a CPU
-# computes quickly.
-SHAPES = {"small": SMALL, "7b": DIFFUCODER_7B}
+# Shapes for measurements without weights: the one of DiffuCoder, and a small one.
+SHAPES = {name: DreamConfig(**shape) for name, shape in TABLE["shapes"].items()}
+DIFFUCODER_7B = SHAPES["7b"]

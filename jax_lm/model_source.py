@@ -87,7 +87,7 @@ def find_model(
     """
     # a model without an adapter
     if adapter is None:
-        folder = huggingface.resolve(BUILTIN_MODEL if model is None else model)
+        folder = huggingface.resolve(model)
         if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
             raise CheckpointError(
                 f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"

@@ -11,7 +11,7 @@ Knows names and sizes of parameters, but not the model.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
@@ -179,6 +179,9 @@ class MeshShape:
         ]
 
 
+ONE_DEVICE = MeshShape()
+
+
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number, largest first."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
@@ -317,12 +320,36 @@ def gather_to_host(leaf: Array) -> Array | np.ndarray:
     )
 
 
-def choose_mesh(config: DreamConfig, mesh: str | None, replicas: int = 1) -> MeshShape:
+def choose_mesh(
+    config: DreamConfig,
+    mesh: str | None,
+    default: Callable[[DreamConfig, int], MeshShape],
+    devices: int,
+) -> MeshShape:
+    """Return the shape of the mesh that the user names, or the default.
+
+    Args:
+        config: shape of the model.
+        mesh: shape as given by the user, such as data=2,tensor=4; None chooses one.
+        default: returns the default shape for a model and a number of devices.
+        devices: number of devices, all of which the mesh takes.
+
+    Raises:
+        ValueError: the given shape does not match the devices or the model.
+    """
+    shape = default(config, devices) if mesh is None else MeshShape.parse(mesh)
+    shape.require(config)
+    if shape.size != devices:
+        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {devices}")
+    return shape
+
+
+def choose_replicas(config: DreamConfig, mesh: str | None, replicas: int) -> MeshShape:
     """Return the shape of the mesh for generation, with all replicas along `data`.
 
     Args:
         config: shape of the model.
-        mesh: shape of one replica as given by the user, such as data=2,tensor=4; None chooses one.
+        mesh: shape of one replica as given by the user; None chooses one.
         replicas: number of groups of devices, each of which holds the whole model.
 
     Raises:
@@ -332,11 +359,7 @@ def choose_mesh(config: DreamConfig, mesh: str | None, replicas: int = 1) -> Mes
     if replicas < 1 or devices % replicas:
         raise ValueError(f"replicas={replicas}: must divide the number of devices, {devices}")
     # 8 devices, 4 replicas, mesh tensor=2: data=4,tensor=2
-    share = devices // replicas
-    shape = MeshShape.for_generation(config, share) if mesh is None else MeshShape.parse(mesh)
-    shape.require(config)
-    if shape.size != share:
-        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {share}")
+    shape = choose_mesh(config, mesh, MeshShape.for_generation, devices // replicas)
     return replace(shape, data=shape.data * replicas)
 
 

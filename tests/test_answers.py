@@ -124,7 +124,7 @@ def test_answers_with_line_separators_of_unicode_are_read_back(tmp_path):
     lines = [{"line": n, "completion": "a\u2028b\x85c", "run": "r"} for n in (1, 2)]
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    assert answers.read_answers(path, "r") == dict(enumerate(lines))
+    assert answers.AnswerLog(path, "r").answers == dict(enumerate(lines))
 
 
 def test_the_folder_of_the_answers_is_made(files, capsys, tmp_path):

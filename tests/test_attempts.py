@@ -179,7 +179,7 @@ def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
             Journal(tmp_path, SETUP)
         journal.append(attempt("a").record())
     (tmp_path / Journal.name).write_text("[1]\n")
-    with pytest.raises(ValueError, match="line 1 is no attempt"):
+    with pytest.raises(ValueError, match="line 1 is not an attempt"):
         Journal(tmp_path, SETUP)
     (tmp_path / SETTINGS).unlink()
     with pytest.raises(ValueError, match=f"without {SETTINGS}"):

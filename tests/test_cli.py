@@ -432,7 +432,7 @@ def test_plan_for_one_chip(capsys, dtype, status, verdict):
     [
         (["--topology", "v9:1"], "topology='v9:1'"),
         (["--topology", "v5e:2x2", "--mesh", "tensor=3"], "tensor=3"),
-        (["--topology", "v5e:2x2", "--mesh", "tensor=2"], "v5e:2x2 has 4"),
+        (["--topology", "v5e:2x2", "--mesh", "tensor=2"], "takes 2 devices, there are 4"),
         (
             ["--topology", "v5e:2x2", "--model-config", "8b"],
             "--model-config '8b': must be one of small, 7b",

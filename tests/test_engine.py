@@ -17,12 +17,12 @@ import itertools
 import jax
 import numpy as np
 from cases.server import OPTIONS as ONE_SLOT
-from cases.server import RecordingListener, started
+from cases.server import RecordingListener, make_engine, started
 
 from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.planning.serving import cheapest_size, useful_sizes
-from jax_lm.serving.engine import Engine, EngineOptions
+from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.errors import failure
 from jax_lm.serving.jobs import Job, Request, without_stop_beginning
 from jax_lm.serving.queue import RejectedError
@@ -63,9 +63,7 @@ def engine(tiny_inference):
 @pytest.fixture
 def fresh(tiny_inference):
     """Makes engines that are not started, so that what is queued stays queued."""
-    return lambda **options: Engine(
-        tiny_inference, replace(OPTIONS, **options), slots_type=FaultySlots
-    )
+    return lambda **options: make_engine(tiny_inference, replace(OPTIONS, **options), FaultySlots)
 
 
 def ask(engine, prompt, options=GREEDY, **fields):

@@ -135,10 +135,10 @@ def test_what_is_broken_exceeds_the_budget(body, named):
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_the_real_step_reads_every_weight_once(tiny_config, preset):
     planned = PlannedStep(
-        precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset)
+        tiny_config, precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset)
     )
     options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
-    programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+    programs = step_programs(planned, MeshShape().mesh(jax.devices()[:1]), options)
     assert list(programs) == (["step"] if preset == "exact" else ["refresh", "step"])
     for name, program in programs.items():
         shape = StepShape(vocabulary=96, hidden=32, memory=2**30, in_loop=True)
@@ -154,9 +154,11 @@ def test_the_real_step_reads_every_weight_once(tiny_config, preset):
 
 def test_a_refresh_of_equal_prompts_computes_one_of_them(tiny_config):
     decoding = Decoding(preset="fast")
-    planned = PlannedStep(precision="float32", batch=4, canvas=64, new_tokens=32, decoding=decoding)
+    planned = PlannedStep(
+        tiny_config, precision="float32", batch=4, canvas=64, new_tokens=32, decoding=decoding
+    )
     options = GenerationOptions(max_new_tokens=32, decoding=decoding)
-    programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+    programs = step_programs(planned, MeshShape().mesh(jax.devices()[:1]), options)
     refresh = programs["refresh"]
     *arguments, config = refresh.arguments
     shape = StepShape(vocabulary=96, hidden=32, memory=2**30, in_loop=True)
@@ -173,21 +175,23 @@ def test_turbo_runs_the_programs_of_fast(tiny_config):
     lowered = []
     for preset in ("fast", "turbo"):
         planned = PlannedStep(
-            precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset)
+            tiny_config,
+            precision="float32",
+            canvas=64,
+            new_tokens=32,
+            decoding=Decoding(preset=preset),
         )
         options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
-        programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+        programs = step_programs(planned, MeshShape().mesh(jax.devices()[:1]), options)
         lowered.append({name: program.lower().as_text() for name, program in programs.items()})
     assert lowered[0] == lowered[1]
 
 
 def test_an_update_is_read_as_a_whole(tiny_config):
     planned = PlannedStep(
-        precision="float32", batch=2, canvas=32, new_tokens=16, kind="sft", lora_rank=2
+        tiny_config, precision="float32", batch=2, canvas=32, new_tokens=16, kind="sft", lora_rank=2
     )
-    programs = step_programs(
-        tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), GenerationOptions()
-    )
+    programs = step_programs(planned, MeshShape().mesh(jax.devices()[:1]), GenerationOptions())
     shape = StepShape(vocabulary=96, hidden=32, memory=2**20, in_loop=False)
     found = explain(programs["update"].lower().compile().as_text(), shape)
     # Forward, once more, and for the gradient of what goes in.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_lm.cli.commands.answers import read_answers
+from jax_lm.cli.commands.answers import AnswerLog
 from jax_lm.host.files import output_folder, write_whole
 
 
@@ -51,7 +51,7 @@ def test_a_folder_is_no_file(tmp_path):
 def test_answers_go_on_in_files_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match=r"pipe': must be a file, or not exist yet"):
-        read_answers(tmp_path / "pipe", "run")
+        AnswerLog(tmp_path / "pipe", "run")
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run", "file:///run"])

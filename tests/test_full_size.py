@@ -103,9 +103,7 @@ def test_an_update_is_taken(steps, name):
 
 def test_updates_follow_each_other_and_learn(steps, tiny_config):
     planned = steps.planned(batch=8, kind="sft")
-    [program] = step_programs(
-        tiny_config, planned, MeshShape().mesh(), GenerationOptions()
-    ).values()
+    [program] = step_programs(planned, MeshShape().mesh(), GenerationOptions()).values()
     call = update_call(program, tiny_config.vocab_size)
     losses = [float(call()["loss"]) for _ in range(2)]
     assert np.isfinite(losses).all()

@@ -102,13 +102,15 @@ def test_only_gpus_get_joined_products(tiny_folder, tiny_inference, monkeypatch)
 
 def test_a_step_of_joined_products_launches_four_a_layer(tiny_config, monkeypatch):
     decoding = Decoding(preset="fast")
-    planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=decoding)
+    planned = PlannedStep(
+        tiny_config, precision="float32", canvas=64, new_tokens=32, decoding=decoding
+    )
     options = GenerationOptions(max_new_tokens=32, decoding=decoding)
     shape = StepShape(vocabulary=96, hidden=32, memory=2**30, in_loop=True)
     mesh, rows = MeshShape().mesh(jax.devices()[:1]), []
     for each in (join, join_on_gpu):
         monkeypatch.setattr(programs, "join_on_gpu", each)
-        step = programs.step_programs(tiny_config, planned, mesh, options)["step"]
+        step = programs.step_programs(planned, mesh, options)["step"]
         found = explain(step.lower().compile().as_text(), shape)
         assert found.read_again == ()
         rows.append(found.rows)

@@ -92,10 +92,10 @@ def test_columns_are_cut_as_the_limit_says(batch, columns, parts):
 def test_no_batch_makes_a_step_hold_the_logits_of_all_its_rows():
     """One layer of the published width, as compiled for this machine."""
     config = replace(DIFFUCODER_7B, num_hidden_layers=1)
-    planned = PlannedStep(batch=16, canvas=1024, new_tokens=768)
+    planned = PlannedStep(config, batch=16, canvas=1024, new_tokens=768)
     mesh = MeshShape().mesh(jax.devices()[:1])
     options = GenerationOptions(max_new_tokens=planned.new_tokens)
-    program = generation_programs(config, planned, mesh, options)["step"]
+    program = generation_programs(planned, mesh, options)["step"]
     memory = program.lower().compile().memory_analysis()
     # The feed-forward branches, or two forms of a part's logits. With those of all rows, 15.1 GB.
     assert memory.temp_size_in_bytes < 3e9

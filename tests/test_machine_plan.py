@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 
 from jax_lm.compilation.compiler import Compiled
-from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
+from jax_lm.compilation.machine_plan import MachinePlan, compile_step
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import PlannedStep
 from jax_lm.planning.roofline import GIB, Topology, gib
-from jax_lm.sharding import MeshShape
+from jax_lm.sharding import MeshShape, choose_mesh
 
 
 def plan(topology, compiled=None):
     shape = Topology.parse(topology)
-    return MachinePlan(DIFFUCODER_7B, PlannedStep(), shape, MeshShape(), compiled)
+    return MachinePlan(PlannedStep(DIFFUCODER_7B), shape, compiled)
 
 
 @pytest.mark.parametrize(("topology", "fits"), [("v5e:1x1", False), ("h200:1", True)])
@@ -42,8 +42,8 @@ def test_table_and_record_of_an_estimate_agree(topology, fits):
 
 
 def test_a_plan_of_coupled_grpo_needs_no_rates_of_a_cpu():
-    planned = PlannedStep(kind="grpo", on_cpu=True)
-    found = MachinePlan(DIFFUCODER_7B, planned, Topology.parse("cpu"), MeshShape(), None)
+    planned = PlannedStep(DIFFUCODER_7B, kind="grpo", on_cpu=True)
+    found = MachinePlan(planned, Topology.parse("cpu"))
     assert dict(found.rows())["plan"].startswith("1 x 512 tokens")
 
 
@@ -57,8 +57,8 @@ def test_what_the_compiler_says_counts():
 
 def test_the_reference_of_coupled_grpo_counts_as_compiled(tiny_config):
     """A fourth float32 copy of what is trained, which lies on the device during an update."""
-    step = PlannedStep(batch=2, canvas=16, new_tokens=8, kind="grpo")
-    found = MachinePlan(tiny_config, step, Topology.parse("cpu"), MeshShape())
+    step = PlannedStep(tiny_config, batch=2, canvas=16, new_tokens=8, kind="grpo")
+    found = MachinePlan(step, Topology.parse("cpu"))
     compiled = compile_step(found, GenerationOptions())
     # The batch is the rest: tokens, masks, keys and scores.
     assert 0 < compiled.arguments - found.estimate.weights < 2000
@@ -79,10 +79,8 @@ def test_what_the_compiler_needs_more_counts_against_changes():
 
 
 def test_a_mesh_takes_all_devices():
-    four = Topology.parse("v5e:2x2")
-    assert choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, None) == MeshShape(tensor=4)
-    assert choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(
-        data=2, tensor=2
-    )
-    with pytest.raises(ValueError, match="takes 2 devices, v5e:2x2 has 4"):
-        choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, "tensor=2")
+    default = PlannedStep(DIFFUCODER_7B).default_mesh
+    assert choose_mesh(DIFFUCODER_7B, None, default, 4) == MeshShape(tensor=4)
+    assert choose_mesh(DIFFUCODER_7B, "data=2,tensor=2", default, 4) == MeshShape(data=2, tensor=2)
+    with pytest.raises(ValueError, match="takes 2 devices, there are 4"):
+        choose_mesh(DIFFUCODER_7B, "tensor=2", default, 4)

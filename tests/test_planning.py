@@ -85,12 +85,12 @@ def test_wide_feed_forward_counts(tiny_config):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8", "int4", "fp8"])
 def test_weights_on_one_device_are_those_of_the_model(tiny_config, precision):
-    planned = PlannedStep(precision=precision, canvas=8, new_tokens=4)
     # the widths are whole pairs of int4's groups
     config = replace(tiny_config, hidden_size=64, intermediate_size=128)
+    planned = PlannedStep(config, precision=precision, canvas=8, new_tokens=4)
     model = DreamForCausalLM.abstract(config, planned.dtype, quantization=planned.quantization)
     wanted = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters(model).values())
-    assert device_bytes(config, planned, MeshShape()) == wanted
+    assert device_bytes(planned) == wanted
 
 
 def test_int4_takes_less_than_0_45_gb_at_the_half_billion_shape():
@@ -105,9 +105,7 @@ def test_int4_takes_less_than_0_45_gb_at_the_half_billion_shape():
         num_key_value_heads=2,
         tie_word_embeddings=True,
     )
-    int4, int8 = (
-        device_bytes(config, PlannedStep(precision=name), MeshShape()) for name in ("int4", "int8")
-    )
+    int4, int8 = (device_bytes(PlannedStep(config, precision=name)) for name in ("int4", "int8"))
     # kernels and group scales, table, float32 scales, bfloat16 biases and norms
     assert int4 == 357_826_560 * 17 // 32 + 151_936 * 900 + 1_216_512 + 55_296 + 87_808
     assert int4 < 0.45e9 < int8
@@ -119,55 +117,52 @@ def test_int4_takes_less_than_0_45_gb_at_the_half_billion_shape():
 
 
 def test_weights_of_the_published_shape():
-    assert device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape()) == 2 * 7_615_616_512
+    assert device_bytes(PlannedStep(DIFFUCODER_7B)) == 2 * 7_615_616_512
     # Norms lie everywhere; everything else is split in four.
-    quarter = device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape(tensor=4)) - 7_615_616_512 // 2
+    quarter = (
+        device_bytes(PlannedStep(DIFFUCODER_7B, mesh=MeshShape(tensor=4))) - 7_615_616_512 // 2
+    )
     assert 0 <= quarter < 2 * (2 * 28 + 1) * 3584
     # With eight, keys and values lie everywhere.
     assert (
-        device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape(tensor=8))
+        device_bytes(PlannedStep(DIFFUCODER_7B, mesh=MeshShape(tensor=8)))
         > 2 * 7_615_616_512 // 8 + 28 * 3584 * 512 * 2
     )
-    assert (
-        device_bytes(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape())
-        < 0.54 * 2 * 7_615_616_512
-    )
+    assert device_bytes(PlannedStep(DIFFUCODER_7B, precision="int8")) < 0.54 * 2 * 7_615_616_512
 
 
 def test_bfloat16_needs_more_than_one_small_chip_and_int8_does_not():
     chip = Topology.parse("v5e:1x1")
-    assert not fits(estimate_memory(DIFFUCODER_7B, PlannedStep(), MeshShape()).total, chip)
-    assert fits(
-        estimate_memory(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()).total, chip
-    )
-    assert smallest_topology(DIFFUCODER_7B, PlannedStep(), chip) == (
+    assert not fits(estimate_memory(PlannedStep(DIFFUCODER_7B)).total, chip)
+    assert fits(estimate_memory(PlannedStep(DIFFUCODER_7B, precision="int8")).total, chip)
+    assert smallest_topology(PlannedStep(DIFFUCODER_7B), chip) == (
         Topology.parse("v5e:2x2"),
         MeshShape(tensor=4),
     )
-    assert smallest_topology(DIFFUCODER_7B, PlannedStep(precision="int8"), chip) == (
+    assert smallest_topology(PlannedStep(DIFFUCODER_7B, precision="int8"), chip) == (
         chip,
         MeshShape(),
     )
-    found = cheapest_changes(DIFFUCODER_7B, PlannedStep(), MeshShape(), chip)
+    found = cheapest_changes(PlannedStep(DIFFUCODER_7B), chip)
     assert found[0].startswith("--dtype int8 (about 8.")
     assert found[-1] == "--topology v5e:2x2 (mesh tensor=4)"
 
 
 def test_bound_by_hand():
     chip = Topology.parse("v5e:2x2")
-    planned = PlannedStep(canvas=512, new_tokens=256)
+    planned = PlannedStep(DIFFUCODER_7B, canvas=512, new_tokens=256, mesh=MeshShape(tensor=4))
     body, head = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944), 152064 * 3584
     flops = 512 * (2 * body + 4 * 3584 * 512 * 28) + 128 * 2 * head
-    found = bound(DIFFUCODER_7B, planned, MeshShape(tensor=4), chip)
+    found = bound(planned, chip)
     assert found.step.flops == flops // 4
     assert found.seconds == pytest.approx(flops / 4 / 197e12)
     assert (found.limit, found.tokens_per_second) == ("compute", pytest.approx(4 * 197e12 / flops))
 
 
 def test_canvases_beside_are_computed_too_and_commit_more_than_is_known():
-    chip, mesh = Topology.parse("h200:1"), MeshShape()
+    chip = Topology.parse("h200:1")
     alone, guessed = (
-        bound(DIFFUCODER_7B, PlannedStep(extra_canvases=count), mesh, chip) for count in (0, 4)
+        bound(PlannedStep(DIFFUCODER_7B, extra_canvases=count), chip) for count in (0, 4)
     )
     assert guessed.step.flops == 5 * alone.step.flops
     assert alone.step.bytes < guessed.step.bytes < 1.02 * alone.step.bytes
@@ -176,25 +171,18 @@ def test_canvases_beside_are_computed_too_and_commit_more_than_is_known():
 
 
 def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
-    chip, mesh = Topology.parse("v6e:1x1"), MeshShape()
+    chip = Topology.parse("v6e:1x1")
     exact, fast, turbo = (
-        bound(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset=name)), mesh, chip)
+        bound(PlannedStep(DIFFUCODER_7B, decoding=Decoding(preset=name)), chip)
         for name in ("exact", "fast", "turbo")
     )
     assert fast.step.flops < exact.step.flops / 5
     assert fast.limit == "memory"
     assert turbo.tokens_per_second is None
     keys_and_values = 2 * 28 * 4 * 128 * 512 * 2
-    assert (
-        estimate_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), mesh).cache
-        == keys_and_values
-    )
-    assert (
-        estimate_memory(
-            DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), MeshShape(tensor=4)
-        ).cache
-        == keys_and_values // 4
-    )
+    cached = PlannedStep(DIFFUCODER_7B, decoding=Decoding(preset="fast"))
+    assert estimate_memory(cached).cache == keys_and_values
+    assert estimate_memory(replace(cached, mesh=MeshShape(tensor=4))).cache == keys_and_values // 4
 
 
 @pytest.mark.parametrize(
@@ -217,7 +205,7 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
 )
 def test_jobs_that_make_no_sense_are_refused(fields, named):
     with pytest.raises(ValueError, match=named):
-        PlannedStep(**fields)
+        PlannedStep(DIFFUCODER_7B, **fields)
 
 
 def test_running_out_of_memory_is_answered_with_numbers_and_cheapest_changes(engine, monkeypatch):
@@ -257,35 +245,29 @@ def test_other_errors_of_the_runtime_stay_what_they_are(engine, monkeypatch):
 @pytest.mark.parametrize(("step", "copies"), [("sft", 3), ("adapt", 3), ("grpo", 4)])
 def test_training_keeps_three_float32_numbers_per_weight(step, copies):
     """Master and two moments, and the reference of coupled-GRPO."""
-    planned = PlannedStep(batch=8, canvas=512, kind=step)
-    memory = estimate_memory(DIFFUCODER_7B, planned, MeshShape())
+    planned = PlannedStep(DIFFUCODER_7B, batch=8, canvas=512, kind=step)
+    memory = estimate_memory(planned)
     assert memory.weights == copies * 4 * parameter_count(DIFFUCODER_7B)
     # Gradients in float32, weights and gradients in bfloat16.
     assert memory.working > (4 + 2 + 2) * parameter_count(DIFFUCODER_7B)
-    spread = estimate_memory(DIFFUCODER_7B, planned, MeshShape(fsdp=8))
+    spread = estimate_memory(replace(planned, mesh=MeshShape(fsdp=8)))
     # All but the norms, which lie everywhere.
     assert spread.weights == pytest.approx(memory.weights / 8, rel=1e-3)
 
 
 def test_training_takes_the_smallest_machine_that_holds_it():
-    planned = PlannedStep(batch=8, canvas=2048, kind="sft")
-    place, mesh = smallest_topology(DIFFUCODER_7B, planned, Topology.parse("v5p:2x2x1"))
+    planned = PlannedStep(DIFFUCODER_7B, batch=8, canvas=2048, kind="sft")
+    place, mesh = smallest_topology(planned, Topology.parse("v5p:2x2x1"))
     assert mesh == MeshShape.for_training(DIFFUCODER_7B, place.devices)
     assert not any(
-        "int8" in remedy
-        for remedy in cheapest_changes(
-            DIFFUCODER_7B, planned, MeshShape(), Topology.parse("v5p:2x2x1")
-        )
+        "int8" in remedy for remedy in cheapest_changes(planned, Topology.parse("v5p:2x2x1"))
     )
 
 
 def test_an_update_costs_four_forward_passes():
     place = Topology.parse("v5p:2x2x1")
-    planned = PlannedStep(batch=4, canvas=512, new_tokens=512, kind="sft")
-    learnt, one = (
-        bound(DIFFUCODER_7B, j, MeshShape(fsdp=4), place)
-        for j in (planned, PlannedStep(batch=4, canvas=512))
-    )
+    one = PlannedStep(DIFFUCODER_7B, batch=4, canvas=512, mesh=MeshShape(fsdp=4))
+    learnt, one = (bound(each, place) for each in (replace(one, new_tokens=512, kind="sft"), one))
     assert 3.9 < learnt.step.flops / one.step.flops < 4.3
     assert learnt.tokens_per_second == pytest.approx(4 * 512 / learnt.seconds)
 
@@ -301,16 +283,16 @@ def test_an_update_costs_four_forward_passes():
 )
 def test_a_training_step_that_is_not_there_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        PlannedStep(**fields)
+        PlannedStep(DIFFUCODER_7B, **fields)
 
 
 def test_an_update_that_exceeds_the_free_memory_is_refused_with_numbers(tiny_config):
-    planned = PlannedStep(kind="adapt", batch=8, canvas=64, new_tokens=64)
-    need = estimate_memory(tiny_config, planned, MeshShape())
+    planned = PlannedStep(tiny_config, kind="adapt", batch=8, canvas=64, new_tokens=64)
+    need = estimate_memory(planned)
     for free in (None, need.total):
-        require_room(tiny_config, planned, MeshShape(), free)
+        require_room(planned, free)
     with pytest.raises(OutOfMemoryError, match=r"8 x 64 tokens.*--batch-size 4 \(about"):
-        require_room(tiny_config, planned, MeshShape(), need.total - 1)
+        require_room(planned, need.total - 1)
 
 
 # Shape, update, and GB of the process at its peak, as measured (docs/training.md).
@@ -349,8 +331,8 @@ MEASURED = [
 
 @pytest.mark.parametrize(("config", "step", "measured"), MEASURED)
 def test_an_update_on_a_cpu_takes_what_was_measured(config, step, measured):
-    planned = PlannedStep(on_cpu=True, **step)
-    found = estimate_memory(config, planned, MeshShape()).total / 1e9
+    planned = PlannedStep(config, on_cpu=True, **step)
+    found = estimate_memory(planned).total / 1e9
     assert found == pytest.approx(measured, rel=0.15)
 
 
@@ -384,34 +366,33 @@ def test_the_built_in_model_can_be_planned_for(capsys):
 def test_adapters_take_their_own_masters_and_the_weights_below_them_once(tiny_config):
     for precision in ("bfloat16", "int8"):
         planned = PlannedStep(
-            precision=precision, batch=2, canvas=8, new_tokens=4, kind="sft", lora_rank=4
+            tiny_config,
+            precision=precision,
+            batch=2,
+            canvas=8,
+            new_tokens=4,
+            kind="sft",
+            lora_rank=4,
         )
         model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
         lora.add_lora(model, lora.LoraConfig(rank=4), seed=0)
         adapters = sum(
             4 * leaf.size for name, leaf in parameters(model).items() if lora.is_lora(name)
         )
-        frozen = device_bytes(tiny_config, planned, MeshShape())
-        assert estimate_memory(tiny_config, planned, MeshShape()).weights == frozen + 3 * adapters
-        assert master_bytes(tiny_config, planned, MeshShape()) == adapters
+        frozen = device_bytes(planned)
+        assert estimate_memory(planned).weights == frozen + 3 * adapters
+        assert master_bytes(planned) == adapters
 
 
 def test_adapters_cost_three_forward_passes_and_are_what_to_try_where_an_update_does_not_fit():
     place, full = (
         Topology.parse("h100:1"),
-        PlannedStep(batch=1, canvas=512, new_tokens=512, kind="sft"),
+        PlannedStep(DIFFUCODER_7B, batch=1, canvas=512, new_tokens=512, kind="sft"),
     )
-    learnt = bound(DIFFUCODER_7B, replace(full, lora_rank=16), MeshShape(), place)
-    assert (
-        2.9
-        < learnt.step.flops
-        / bound(DIFFUCODER_7B, replace(full, kind="generate"), MeshShape(), place).step.flops
-        < 3.3
-    )
-    assert not fits(estimate_memory(DIFFUCODER_7B, full, MeshShape()).total, place)
-    assert cheapest_changes(DIFFUCODER_7B, full, MeshShape(), place)[0].startswith(
-        "--lora-rank 16 (about "
-    )
+    learnt = bound(replace(full, lora_rank=16), place)
+    assert 2.9 < learnt.step.flops / bound(replace(full, kind="generate"), place).step.flops < 3.3
+    assert not fits(estimate_memory(full).total, place)
+    assert cheapest_changes(full, place)[0].startswith("--lora-rank 16 (about ")
 
 
 @pytest.mark.parametrize("all_weights", [True, False])
@@ -498,5 +479,5 @@ def test_the_plan_of_a_server_is_written_and_takes_no_sizes(capsys, tmp_path):
     ],
 )
 def test_advice_names_options_that_the_command_has(kind, settings, advised):
-    planned = PlannedStep(kind=kind, batch=8, **settings)
-    assert advised in remedies(DIFFUCODER_7B, planned, MeshShape())
+    planned = PlannedStep(DIFFUCODER_7B, kind=kind, batch=8, **settings)
+    assert advised in remedies(planned)

@@ -98,13 +98,13 @@ def test_a_limit_is_spread_over_the_file(tmp_path):
     ("content", "named"),
     [
         (b"", "contains no problems"),
-        (b"\n{", "line 2 is not JSON"),
-        ((json.dumps(RECORDS[0]) + "\n").encode() * 2, "line 2 repeats '[^']*/L1': not infilling"),
-        (b"[" * 100_000, "line 1 is not JSON"),
-        (b"[1]", "line 1 is not a JSON object"),
-        (b"\xff\xfe", "cannot be read"),
-        (json.dumps(RECORDS[0] | {"suffix": 3}).encode(), "line 1 has no text 'suffix'"),
-        (b'{"task_id": "a"}', "line 1 has no text 'entry_point'"),
+        (b"\n{", "line 2: not JSON"),
+        ((json.dumps(RECORDS[0]) + "\n").encode() * 2, "line 2: repeats '[^']*/L1': not infilling"),
+        (b"[" * 100_000, "line 1: not JSON"),
+        (b"[1]", "line 1: expected a JSON object, not list"),
+        (b"\xff\xfe", "line 1: not UTF-8"),
+        (json.dumps(RECORDS[0] | {"suffix": 3}).encode(), "line 1: has no text 'suffix'"),
+        (b'{"task_id": "a"}', "line 1: has no text 'entry_point'"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, named):
@@ -285,5 +285,5 @@ def test_contests_are_solved_by_completion_and_in_chat(tmp_path):
 )
 def test_a_file_of_another_benchmark_is_refused(tmp_path, suite, record, named):
     path = written(tmp_path / "data.jsonl", [record])
-    with pytest.raises(ValueError, match=re.escape(f"{path}: line 1 {named}")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}: line 1: {named}")):
         file_problems(suite, path)

@@ -245,7 +245,7 @@ def test_estimate_of_an_update_is_near_what_is_compiled(name):
             step, batch=step.batch // command.settings.training.gradient_accumulation_steps
         )
     estimate = estimate_memory(
-        DIFFUCODER_7B, step, step.default_mesh(DIFFUCODER_7B, topology.devices)
+        replace(step, mesh=step.default_mesh(DIFFUCODER_7B, topology.devices))
     )
     found = {layers: PUBLISHED.get((f"{name}.yaml", layers, ())) for layers in (*LAYERS, 28)}
     totals = {layers: at["kept"] + at["working"] for layers, at in found.items() if at}

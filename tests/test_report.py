@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from jax_lm.evaluation.report import evaluation_report, paper_scores
+from jax_lm.evaluation.report import PUBLISHED, evaluation_report, paper_sections
 from jax_lm.options import Decoding, GenerationOptions
 
 SETTINGS = {
@@ -55,9 +55,9 @@ def test_the_decoding_and_the_precision_are_those_of_the_run():
 
 
 def test_published_scores_stand_beside_the_run():
-    assert paper_scores("humaneval+")["DiffuCoder cpGRPO"] == 68.3
-    assert paper_scores("mbpp")["DiffuCoder Base"] == 74.2
-    assert paper_scores("infilling") == {}
+    assert PUBLISHED["scores"]["DiffuCoder cpGRPO"]["humaneval+"] == 68.3
+    assert PUBLISHED["scores"]["DiffuCoder Base"]["mbpp"] == 74.2
+    assert paper_sections("infilling", []) == []
     rows = report_of(RECORDS).sections[1].rows
     assert rows[0] == ["this run", "50.0", "12.5 to 87.5"]
     assert ["DiffuCoder Base", "67.1"] in [row[:2] for row in rows]

@@ -1,6 +1,6 @@
 """The arithmetic of rollouts, against numbers worked out by hand."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -17,18 +17,22 @@ from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
 
 EIGHT_H100 = Topology.parse("h100:8")
-RECIPE = PlannedStep(kind="grpo", batch=80, canvas=480, new_tokens=256)
-CACHED = dataclasses.replace(RECIPE, decoding=Decoding(preset="fast"))
+RECIPE = PlannedStep(DIFFUCODER_7B, kind="grpo", batch=80, canvas=480, new_tokens=256)
+CACHED = replace(RECIPE, decoding=Decoding(preset="fast"))
+
+
+def sampled(planned, shape):
+    return sampling(replace(planned, mesh=shape), EIGHT_H100)
 
 
 def test_streaming_receives_the_weights_at_every_step():
     """3.9 TB per rollout, but for the eighth that each card has."""
-    streamed = sampling(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=8), EIGHT_H100)
+    streamed = sampled(RECIPE, MeshShape(fsdp=8))
     assert streamed.received == pytest.approx(
         256 * 2 * parameter_count(DIFFUCODER_7B) * 7 / 8, rel=1e-3
     )
     assert 3.3e12 < streamed.received < 3.5e12
-    assert sampling(DIFFUCODER_7B, RECIPE, MeshShape(data=8), EIGHT_H100).received == 0
+    assert sampled(RECIPE, MeshShape(data=8)).received == 0
 
 
 def test_layers_that_are_shared_are_summed_twice_each():
@@ -37,22 +41,19 @@ def test_layers_that_are_shared_are_summed_twice_each():
     """
     shape = MeshShape(data=8, tensor=4)
     assert (
-        count_received_bytes(DIFFUCODER_7B, RECIPE, shape)
+        count_received_bytes(replace(RECIPE, mesh=shape))
         == 10 * 480 * 3584 * 2 * 28 * 2 * 2 * 3 // 4
     )
 
 
 def test_with_a_cache_the_links_are_the_limit_of_streaming():
-    streamed, copied = (
-        sampling(DIFFUCODER_7B, CACHED, shape, EIGHT_H100)
-        for shape in (MeshShape(fsdp=8), MeshShape(data=8))
-    )
+    streamed, copied = (sampled(CACHED, shape) for shape in (MeshShape(fsdp=8), MeshShape(data=8)))
     assert streamed.limit == "links"
     assert streamed.seconds == pytest.approx(streamed.received / 450e9)
     assert copied.limit != "links"
     assert streamed.seconds > 4 * copied.seconds
     # A block of 32 is one step of all 480 rows and 31 of 32.
-    plain = sampling(DIFFUCODER_7B, RECIPE, MeshShape(data=8), EIGHT_H100)
+    plain = sampled(RECIPE, MeshShape(data=8))
     assert 7 < plain.seconds / copied.seconds < 32 * 480 / (480 + 31 * 32)
 
 
@@ -66,13 +67,11 @@ def test_with_a_cache_the_links_are_the_limit_of_streaming():
     ],
 )
 def test_a_copy_lies_where_it_fits_beside_the_training(machine, training, expected):
-    assert (
-        choose_rollout_shape(DIFFUCODER_7B, RECIPE, training, Topology.parse(machine)) == expected
-    )
+    assert choose_rollout_shape(replace(RECIPE, mesh=training), Topology.parse(machine)) == expected
 
 
 def test_the_plan_lists_each_way_once():
-    rows = rollout_rows(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=8), EIGHT_H100)
+    rows = rollout_rows(replace(RECIPE, mesh=MeshShape(fsdp=8)), EIGHT_H100)
     assert [name for name, _ in rows] == [
         "updates",
         *["rollout, exact"] * 2,
@@ -81,5 +80,5 @@ def test_the_plan_lists_each_way_once():
     assert [text.partition(":")[0] for _, text in rows[1:]] == ["fsdp=8", "data=8"] * 2
     # No room for a copy: there is only one mesh.
     assert (
-        len(rollout_rows(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=4), Topology.parse("v5e:2x2"))) == 3
+        len(rollout_rows(replace(RECIPE, mesh=MeshShape(fsdp=4)), Topology.parse("v5e:2x2"))) == 3
     )

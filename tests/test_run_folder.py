@@ -7,7 +7,7 @@ from jax_lm.reports.run_folder import RunLog, weights_digest
 
 
 class Notes(RunLog):
-    name, kind = "notes.jsonl", "note"
+    name, kind = "notes.jsonl", "a note"
 
     def take(self, record):
         pass

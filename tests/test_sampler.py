@@ -223,9 +223,11 @@ def test_a_call_hashes_no_model_and_reads_once(tiny, monkeypatch, decoding):
 def test_a_step_has_no_loop_of_its_own(tiny_config):
     """On a GPU, the host reads the condition of each iteration of a loop."""
     decoding = Decoding(preset="fast")
-    planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=decoding)
+    planned = PlannedStep(
+        tiny_config, precision="float32", canvas=64, new_tokens=32, decoding=decoding
+    )
     options = GenerationOptions(max_new_tokens=32, decoding=decoding)
-    programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+    programs = step_programs(planned, MeshShape().mesh(jax.devices()[:1]), options)
     traced = {
         name: each.function.of(each.arguments[0]).trace(*each.arguments)
         for name, each in programs.items()

@@ -105,7 +105,7 @@ def test_other_settings_and_damage_are_refused(work, tmp_path):
         Steps(tmp_path, {"model": "n"})
     with (tmp_path / Steps.name).open("a") as file:
         file.write('{"state": "done"}\n')
-    with pytest.raises(ValueError, match="line 3 is no step"):
+    with pytest.raises(ValueError, match="line 3 is not a step"):
         Steps(tmp_path, SETTINGS)
 
 

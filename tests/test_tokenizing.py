@@ -208,9 +208,9 @@ def is_running(pid):
 @pytest.mark.parametrize(
     ("data", "changes", "named"),
     [
-        ("texts", {"num-shards": 4}, "holds shards with source="),
-        ("chats.jsonl", {}, "holds shards with source="),
-        ("texts", {"kind": "conversations"}, "holds shards with kind='text', not 'conversations'"),
+        ("texts", {"num-shards": 4}, "was begun with source."),
+        ("chats.jsonl", {}, "was begun with source."),
+        ("texts", {"kind": "conversations"}, "was begun with kind='text', not 'conversations'"),
         ("absent.jsonl", {}, "absent.jsonl' cannot be read: there is no such file"),
         ("texts", {"num-shards": 0}, "num_shards=0: must be at least 1"),
     ],

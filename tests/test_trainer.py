@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from jax_lm.host import interruption
 from jax_lm.training import trainer as trainer_module
 from jax_lm.training.checkpoints import RunCheckpoints
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
+from jax_lm.training.metrics import TRACKERS
 from jax_lm.training.trainer import State, Trainer
 from jax_lm.training.update import LossTerms, Mean, gradient, split_rows
 
@@ -548,6 +550,19 @@ def test_profile_writes_a_trace_of_its_steps(tmp_path):
         Stream()
     )
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize(("tracker", "library"), TRACKERS.items())
+def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(
+    tmp_path, monkeypatch, tracker, library
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    trainer = Trainer(regression, params(), settings(track=(tracker,)), out=tmp_path)
+    with pytest.raises(
+        ValueError, match=rf"track={tracker}: needs pip install 'jax-diffucoder\[{tracker}\]'"
+    ):
+        trainer.run(Stream())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from jax_lm.compilation.compiler import Compiled
 from jax_lm.compilation.machine_plan import MachinePlan
 from jax_lm.compilation.programs import StepProgram, step_programs
 from jax_lm.host import platforms
-from jax_lm.planning.memory import forward_cost, rows_per_device
+from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import GIB, gib
 
 # Groups of a kind that are printed; JSON has all of them.
@@ -29,7 +29,8 @@ def explain_program(
     plan: MachinePlan, program: StepProgram, compiled: Compiled
 ) -> tuple[dict[str, Any], Explanation | None]:
     """Return the row of a pass, and its explanation; None if the compiler refused the program."""
-    config, planned, mesh = plan.config, plan.planned, plan.mesh
+    planned = plan.planned
+    config, mesh = planned.config, planned.mesh
     if planned.is_training:
         # SFT computes logits everywhere, coupled-GRPO for the completion alone.
         rows = planned.canvas
@@ -42,7 +43,7 @@ def explain_program(
     least = forward_cost(
         config,
         planned.precision,
-        batch=rows_per_device(planned, mesh),
+        batch=planned.rows_per_device,
         rows=rows,
         canvas=planned.canvas,
         head_rows=head_rows,
@@ -115,8 +116,8 @@ def explain_plan(arguments: Plan) -> None:
     if not package.is_installed:
         sys.exit(f"needs {package.distribution}: pip install 'jax-diffucoder[{package.extra}]'")
     with platforms.without_driver_notes():
-        devices = compiler.topology_mesh(plan.topology, plan.mesh)
-        programs = step_programs(plan.config, plan.planned, devices, options)
+        devices = compiler.topology_mesh(plan.topology, plan.planned.mesh)
+        programs = step_programs(plan.planned, devices, options)
         compiled = {name: compiler.compile_program(each) for name, each in programs.items()}
     # The first program takes the most memory.
     plan = replace(plan, compiled=next(iter(compiled.values())))

@@ -16,7 +16,7 @@ import jax
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend
-from jax_lm.benchmark.machine import PeakMemory, about, device_memory, machine_limits
+from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
 from jax_lm.benchmark.parity import check_parity
 from jax_lm.benchmark.settings import TOLERANCE, Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
@@ -25,6 +25,7 @@ from jax_lm.benchmark.worker import Measured, WorkerRequest, outputs_to_compare,
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
+from jax_lm.host.memory import device_memory
 from jax_lm.inference import DiffuCoderInference, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
@@ -151,10 +152,8 @@ class ExperimentSteps:
             "described": engine.describe(),
             "parameters": engine.parameter_count,
             "dtype": engine.precision,
-            "mesh": str(engine.mesh_shape),
-            "weights_bytes": device_bytes(
-                engine.config, engine.job(batch=1, canvas=1), engine.mesh_shape
-            ),
+            "mesh": str(engine.planned.mesh),
+            "weights_bytes": device_bytes(engine.planned),
             "peak_bytes": PeakMemory().read(),
         }
 
@@ -197,10 +196,7 @@ class ExperimentSteps:
             row: Row = {"batch": batch}
             rows.append(row)
             planned = engine.job(batch=batch, canvas=width)
-            with (
-                note_out_of_memory(row),
-                explain_out_of_memory(engine.config, planned, engine.mesh_shape),
-            ):
+            with note_out_of_memory(row), explain_out_of_memory(planned):
                 [figures] = engine.benchmark_inference(
                     (batch,), width, 3 * self.settings.repeats
                 ).values()
@@ -220,7 +216,7 @@ class ExperimentSteps:
                     head_rows=width,
                 )
                 # The limits are those of one device, the work is shared by all of the mesh.
-                row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.mesh_shape.size
+                row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.planned.mesh.size
                 row["limit"] = cost.limit(limits)
         return {"width": width, "rows": rows}
 

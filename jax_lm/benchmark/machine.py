@@ -18,6 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jax_lm.benchmark.timer import time_call
+from jax_lm.host.memory import device_memory
 from jax_lm.models.products import product
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.tables import Row
@@ -50,11 +51,6 @@ def resident_bytes() -> int:
         return largest_resident_bytes()
     # The second number of statm is the number of resident pages.
     return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-
-
-def device_memory() -> dict[str, int]:
-    """Return the memory statistics of the first device; empty on a CPU."""
-    return jax.devices()[0].memory_stats() or {}
 
 
 class PeakMemory:

@@ -62,7 +62,7 @@ DTYPES = {
 
 
 def resolve(
-    path_or_hub_id: str | Path,
+    path_or_hub_id: str | Path | None,
     *,
     with_weights: bool = True,
     kind: str = "model",
@@ -74,8 +74,8 @@ def resolve(
     lookups to the cache; `HF_TOKEN` gives access to private repositories.
 
     Args:
-        path_or_hub_id: a folder, a GGUF file or a hub id. A hub id is owner/name, or
-            owner/name@revision for a branch, tag or commit.
+        path_or_hub_id: a folder, a GGUF file or a hub id, which is owner/name, or
+            owner/name@revision for a branch, tag or commit. None is the built-in model.
         with_weights: whether to download weights, or only configuration and tokenizer.
         kind: what is looked for, for error messages.
         files: patterns of the files to download; if empty, the files of a model.
@@ -83,6 +83,8 @@ def resolve(
     Raises:
         CheckpointError: there is neither such a folder nor such a repository.
     """
+    if path_or_hub_id is None:
+        return BUILTIN_MODEL
     try:
         path = Path(path_or_hub_id).expanduser()
         is_folder = path.is_dir()

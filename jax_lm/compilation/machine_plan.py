@@ -12,14 +12,13 @@ from importlib.metadata import version
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import Compiled, CompilerPackage
 from jax_lm.compilation.programs import step_programs
-from jax_lm.config import DreamConfig, Fields
+from jax_lm.config import Fields
 from jax_lm.models.attention import has_cudnn
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import memory
 from jax_lm.planning.memory import Memory, PlannedStep
 from jax_lm.planning.rollouts import Rows, rollout_rows
 from jax_lm.planning.roofline import Topology, gib
-from jax_lm.sharding import MeshShape
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,13 @@ class MachinePlan:
         compiled: the compiler's figures of one device; None if the plan is arithmetic alone.
     """
 
-    config: DreamConfig
     planned: PlannedStep
     topology: Topology
-    mesh: MeshShape
     compiled: Compiled | None = None
 
     @cached_property
     def estimate(self) -> Memory:
-        return memory.estimate_memory(self.config, self.planned, self.mesh)
+        return memory.estimate_memory(self.planned)
 
     @property
     def total(self) -> int | None:
@@ -55,22 +52,20 @@ class MachinePlan:
             return []
         # bytes that the compiled program needs beyond the estimate
         beyond = max((self.total or 0) - self.estimate.total, 0)
-        return memory.cheapest_changes(
-            *(self.config, self.planned, self.mesh, self.topology), beyond=beyond
-        )
+        return memory.cheapest_changes(self.planned, self.topology, beyond=beyond)
 
     @property
     def devices(self) -> str:
-        return f"{self.topology}: {self.topology.devices}, mesh {self.mesh}"
+        return f"{self.topology}: {self.topology.devices}, mesh {self.planned.mesh}"
 
     def rows(self) -> Rows:
         """List the plan as names and values, to be printed."""
         # The smallest topology is an estimate even if this plan was compiled.
-        smallest = memory.smallest_topology(self.config, self.planned, self.topology)
+        smallest = memory.smallest_topology(self.planned, self.topology)
         rollouts = []
         # the rates of a CPU are unknown
         if self.planned.kind == "grpo" and self.topology.chip.limits:
-            rollouts = rollout_rows(self.config, self.planned, self.mesh, self.topology)
+            rollouts = rollout_rows(self.planned, self.topology)
         fitting = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
         return [
             ("plan", f"{self.planned}"),
@@ -119,7 +114,7 @@ class MachinePlan:
         """List the cost of a step, and the time and rate that follow from it."""
         if self.topology.chip.limits is None:
             return [("speed", "not known of this machine; `diffucoder bench` measures it")]
-        least = memory.bound(self.config, self.planned, self.mesh, self.topology)
+        least = memory.bound(self.planned, self.topology)
         # least work by arithmetic
         cost = f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device"
         rows = [("step at least", cost)]
@@ -158,31 +153,13 @@ class MachinePlan:
         return record
 
 
-def choose_plan_mesh(
-    config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None
-) -> MeshShape:
-    """Return the mesh that the user names, or the default.
-
-    Raises:
-        ValueError: the mesh does not use all devices, or does not suit the model.
-    """
-    # "data=2,tensor=4", or the default of the step
-    mesh = MeshShape.parse(text) if text else planned.default_mesh(config, topology.devices)
-    mesh.require(config)
-    if mesh.size != topology.devices:
-        raise ValueError(
-            f"mesh={text!r}: takes {mesh.size} devices, {topology} has {topology.devices}"
-        )
-    return mesh
-
-
 def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:
     """Compile the program of a step that takes the most memory: it decides whether the step fits."""
-    devices = compiler.topology_mesh(plan.topology, plan.mesh)
-    programs = step_programs(plan.config, plan.planned, devices, options)
+    devices = compiler.topology_mesh(plan.topology, plan.planned.mesh)
+    programs = step_programs(plan.planned, devices, options)
     compiled = compiler.compile_program(next(iter(programs.values())))
     if plan.planned.kind != "grpo":
         return compiled
     # The reference policy is on the device, but is not an argument of an update.
-    reference = memory.master_bytes(plan.config, plan.planned, plan.mesh)
+    reference = memory.master_bytes(plan.planned)
     return replace(compiled, arguments=compiled.arguments + reference)

@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_lm.config import DreamConfig
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
@@ -60,7 +59,7 @@ class StepProgram:
 
 
 def step_programs(
-    config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions
+    planned: PlannedStep, mesh: Mesh, options: GenerationOptions
 ) -> dict[str, StepProgram]:
     """Return the programs of a planned step by name, the one that takes the most memory first.
 
@@ -68,21 +67,21 @@ def step_programs(
     all rows and continues with steps over a window. Without a cache, every step computes all rows.
     """
     if planned.is_training:
-        return {"update": update_program(config, planned, mesh)}
-    return generation_programs(config, planned, mesh, options)
+        return {"update": update_program(planned, mesh)}
+    return generation_programs(planned, mesh, options)
 
 
 def generation_programs(
-    config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions
+    planned: PlannedStep, mesh: Mesh, options: GenerationOptions
 ) -> dict[str, StepProgram]:
     """Return the programs of `Sampler` for the first block of a generation."""
-    sampler = Sampler(make_abstract_model(config, planned, mesh))
+    sampler = Sampler(make_abstract_model(planned, mesh))
     # The content of the prompt is irrelevant, its length is not: [batch, canvas - new tokens].
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)
     state, inputs, passes = begin_generation(sampler, canvas, options)
     # model, state, inputs and cache as shapes with shardings
-    params = place_on(sampler.params, tree_shardings(sampler.params, config, mesh))
+    params = place_on(sampler.params, tree_shardings(sampler.params, planned.config, mesh))
     rule = options.decoding.settings.cache
     cache = KVCache()
     if rule != "none":
@@ -137,10 +136,10 @@ def place_on(tree, shardings) -> Any:
     return jax.tree.map(place, tree, jax.tree.broadcast(shardings, tree))
 
 
-def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> StepProgram:
+def update_program(planned: PlannedStep, mesh: Mesh) -> StepProgram:
     """Return one update of the trainer (AdamW, float32 masters), of all weights or of adapters."""
     # split the parameters into trained and frozen ones
-    graph, params = split_model(make_abstract_model(config, planned, mesh))
+    graph, params = split_model(make_abstract_model(planned, mesh))
 
     # Full training trains every parameter, LoRA the adapters alone.
     def is_trained(name):
@@ -149,7 +148,8 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     trained, others = partition(params, is_trained)
     frozen = jax.eval_shape(partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
-    loss, batch = UPDATE_INPUTS[planned.kind](graph, config, planned, mesh)
+    config = planned.config
+    loss, batch = UPDATE_INPUTS[planned.kind](graph, planned, mesh)
     transform = make_optimizer(OPTIMIZER, STEPS)
     optimizer = jax.eval_shape(transform.init, trained)
     shardings = tree_shardings(trained, config, mesh), tree_shardings(optimizer, config, mesh)
@@ -164,13 +164,13 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     return StepProgram(update, (masters, moments, placed_frozen, step, batch))
 
 
-def make_abstract_model(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
+def make_abstract_model(planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
     """Return the model of a step, with shapes in place of arrays."""
 
     def make():
         # of an update float32, as the masters of the trainer; frozen weights are converted afterwards
         dtype = "float32" if planned.is_training else planned.dtype
-        model = DreamForCausalLM(config, dtype=jnp.dtype(dtype))
+        model = DreamForCausalLM(planned.config, dtype=jnp.dtype(dtype))
         if planned.quantization:
             model.quantize(planned.quantization)
         if planned.lora_rank is not None:
@@ -183,12 +183,7 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -
 
 
 def make_sft_inputs(
-    graph: ModelGraph,
-    config: DreamConfig,
-    planned: PlannedStep,
-    mesh: Mesh,
-    *,
-    is_adaptation: bool = False,
+    graph: ModelGraph, planned: PlannedStep, mesh: Mesh, *, is_adaptation: bool = False
 ) -> tuple[Any, Batch]:
     """Return the masked-diffusion loss with rematerialisation, and a batch sharded by rows.
 
@@ -200,7 +195,9 @@ def make_sft_inputs(
         masks_per_query=is_adaptation,
         remat=True,
     )
-    loss = masked_diffusion.diffusion_loss(graph.definition, settings, config.mask_token_id or 0)
+    loss = masked_diffusion.diffusion_loss(
+        graph.definition, settings, planned.config.mask_token_id or 0
+    )
 
     def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
@@ -215,14 +212,14 @@ def make_sft_inputs(
 
 
 def make_grpo_inputs(
-    graph: ModelGraph, config: DreamConfig, planned: PlannedStep, mesh: Mesh
+    graph: ModelGraph, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
     """Return the coupled-GRPO loss with published settings, and a batch, whole on every device."""
     # The size of the model decides on rematerialisation, the mesh on the chunks of scoring.
-    settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
+    settings = resolve_grpo(GRPOConfig(), parameter_count(planned.config), mesh)
     generation = replace(settings.generation, max_new_tokens=planned.new_tokens)
     settings = replace(settings, generation=generation)
-    score = make_scorer(graph, config.mask_token_id or 0, settings)
+    score = make_scorer(graph, planned.config.mask_token_id or 0, settings)
 
     def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)

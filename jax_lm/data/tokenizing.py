@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -29,8 +28,9 @@ from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind
-from jax_lm.host.files import atomic_write, output_folder
+from jax_lm.host.files import atomic_write, output_folder, write_json_whole
 from jax_lm.host.interruption import discard_unfinished
+from jax_lm.reports.run_folder import require_same
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -64,11 +64,8 @@ class Tokenization:
     form: ConversationForm = PLAIN_FORM
 
     def plan(self) -> Fields:
-        """Return the settings as JSON. A run resumes only shards that have the same plan."""
-        # A round trip through JSON turns tuples into lists, as they are in the plan on disk.
-        return json.loads(
-            json.dumps({"format": FORMAT, **asdict(self)} | {"tokenizer": self.fingerprint})
-        )
+        """Return the settings. A run resumes only shards that have the same plan."""
+        return {"format": FORMAT, **asdict(self), "tokenizer": self.fingerprint}
 
 
 def tokenize(job: Tokenization, out: Path, workers: int) -> str:
@@ -84,7 +81,7 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     # Counted before any file is written: unreadable data leave no folder.
     parts = job.source.parts
     output_folder(out)
-    check_plan(job.plan(), out)
+    require_same(out / PLAN, job.plan())
     for path in out.glob(HALF_WRITTEN):
         path.unlink()
     done_files = [out / f"{shard_name(part)}{DONE}" for part in range(parts)]
@@ -120,19 +117,8 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
         ],
         "shards": [shard for shard in summaries if shard["samples"]],
     }
-    write_synced(out / DATASET, json.dumps(described, indent=1).encode())
+    write_json_whole(out / DATASET, described)
     return f"{out}: {summarize_counts(shards)}{named}"
-
-
-def check_plan(plan: Fields, out: Path):
-    """Write the plan to a new folder. Raises ValueError if the folder has another plan."""
-    path = out / PLAN
-    held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else plan
-    for name in (name for name in plan | held if plan.get(name) != held.get(name)):
-        raise ValueError(
-            f"out={out}: holds shards with {name}={held.get(name)!r}, not {plan.get(name)!r}"
-        )
-    write_synced(path, json.dumps(plan, indent=1).encode())
 
 
 @contextmanager
@@ -189,7 +175,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     visible = array("q")
     refused = []
     path = out / f"{shard_name(part)}{TOKENS}"
-    with open_synced(path) as file:
+    with atomic_write(path) as half, half.open("wb") as file:
         for where, rows in convert_lines(job.source.read(part), to_rows):
             if isinstance(rows, ValueError):
                 refused.append((where, str(rows)))
@@ -204,30 +190,16 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     # samples of 4 and 3 tokens with 1 and 2 visible ones: [4, 7, 1, 2]
     index = np.concatenate([np.array(ends[1:], "<i8"), np.array(visible, "<i8")]).tobytes()
     digest.update(index)
-    write_synced(path.with_suffix(INDEX), index)
+    with atomic_write(path.with_suffix(INDEX)) as half:
+        half.write_bytes(index)
     shard = {
         "tokens": ends[-1],
         "samples": len(visible),
         "digest": digest.hexdigest(),
         "refused": refused,
     }
-    write_synced(path.with_suffix(DONE), json.dumps(shard).encode())
+    write_json_whole(path.with_suffix(DONE), shard)
     return shard
-
-
-@contextmanager
-def open_synced(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to be written atomically: at the end of the block it is complete and on disk."""
-    with atomic_write(path) as half, half.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_synced(path: Path, content: bytes):
-    """Write a file as `open_synced` does."""
-    with open_synced(path) as file:
-        file.write(content)
 
 
 @cache

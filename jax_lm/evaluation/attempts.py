@@ -271,7 +271,7 @@ class Journal(RunLog):
     """Log of the attempts of a run, by problem and sample."""
 
     name = "attempts.jsonl"
-    kind = "attempt"
+    kind = "an attempt"
 
     def __init__(self, folder: Path | None, settings: Record):
         self.records: dict[Key, Record] = {}

@@ -7,7 +7,6 @@ run.
 
 import ast
 import gzip
-import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import has_form
+from jax_lm.data.columns import BadRowError, has_form, row_fields
 from jax_lm.data.prompts import load_tasks
 from jax_lm.rewards.cases import row_tests
 from untrusted.cases import PRELUDE, Test
@@ -188,24 +187,18 @@ def file_problems(suite: str, path: Path) -> list[Problem]:
     number = 0
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        # Windows editors put a byte order mark in front of the first line.
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
+        with opener(path, "rb") as lines:
             for line in lines:
                 number += 1
                 if line.isspace():
                     continue
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise LookupError("is not a JSON object")
-                problem = SUITES[suite][0](record)
+                problem = SUITES[suite][0](row_fields(line))
                 if problem.name in problems:
-                    raise LookupError(f"repeats {problem.name!r}")
+                    raise BadRowError(f"repeats {problem.name!r}")
                 problems[problem.name] = problem
-    except LookupError as error:
-        raise ValueError(f"{path}: line {number} {error.args[0]}: not {suite} data") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: line {number} is not JSON: not {suite} data") from error
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except BadRowError as error:
+        raise ValueError(f"{path}: line {number}: {error}: not {suite} data") from error
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
         raise ValueError(f"{path}: contains no problems")
@@ -213,18 +206,18 @@ def file_problems(suite: str, path: Path) -> list[Problem]:
 
 
 def text(record: Fields, *names: str) -> str:
-    """Return the first of these fields that is present. Raises LookupError if it is not a text."""
+    """Return the first of these fields that is present. Raises BadRowError if it is not a text."""
     value = next((record[name] for name in names if record.get(name) is not None), None)
     if not isinstance(value, str):
-        raise LookupError(f"has no text {names[0]!r}")
+        raise BadRowError(f"has no text {names[0]!r}")
     return value
 
 
 def texts(record: Fields, name: str, *, default: list[str] | None = None) -> list[str]:
-    """Return a field. Raises LookupError if it is not a list of texts."""
+    """Return a field. Raises BadRowError if it is not a list of texts."""
     value = record.get(name, default)
     if not has_form(value, [str]):
-        raise LookupError(f"has no list of texts {name!r}")
+        raise BadRowError(f"has no list of texts {name!r}")
     return value
 
 
@@ -250,7 +243,7 @@ def humaneval(record: Fields, *, plus: bool = False) -> Problem:
     problem = infilling(record | {"suffix": ""})
     test = text(record, "test")
     if plus != (GENERATED_INPUTS in test):
-        raise LookupError(f"has {'only the original' if plus else 'generated'} tests")
+        raise BadRowError(f"has {'only the original' if plus else 'generated'} tests")
     return replace(
         problem,
         group="HumanEval+" if plus else "HumanEval",
@@ -273,7 +266,7 @@ def mbpp(record: Fields, *, plus: bool = False) -> Problem:
     code = text(record, "code")
     asserts = texts(record, "test_list")
     if not asserts:
-        raise LookupError("has no test in 'test_list'")
+        raise BadRowError("has no test in 'test_list'")
     prompt = f'"""\n{text(record, "text", "prompt").strip()}\n{asserts[0]}\n"""\n'
     # The tests run as one script and not as separate assertions, as in the published harness.
     checks = (
@@ -311,9 +304,9 @@ def livecodebench(record: Fields) -> Problem:
     try:
         tests = tuple(row_tests(record))
     except ValueError as error:
-        raise LookupError(f"cannot be judged ({error})") from error
+        raise BadRowError(f"cannot be judged ({error})") from error
     if not tests:
-        raise LookupError("has no test")
+        raise BadRowError("has no test")
     task = f"Complete this class:\n```python\n{starter}\n```\n" if starter else READ_AND_WRITE
     docstring = f"{content}\n\n{task}".replace('"""', "'''")
     return Problem(
@@ -340,7 +333,7 @@ def before_function(prompt: str, name: str) -> str:
     """Return the part of a prompt before the requested function: imports and helper functions.
 
     Raises:
-        LookupError: the prompt is not Python, or does not contain the function.
+        BadRowError: the prompt is not Python, or does not contain the function.
     """
     # A prompt ends with the docstring of the function: `pass` completes it, so that it parses.
     body = parse_program(f"{prompt}\n    pass\n", "a prompt")
@@ -348,16 +341,16 @@ def before_function(prompt: str, name: str) -> str:
         node.lineno for node in body if isinstance(node, ast.FunctionDef) and node.name == name
     ]
     if not starts:
-        raise LookupError(f"has a prompt without the function {name!r}")
+        raise BadRowError(f"has a prompt without the function {name!r}")
     return "".join(prompt.splitlines(keepends=True)[: starts[-1] - 1])
 
 
 def parse_program(program: str, kind: str) -> list[ast.stmt]:
-    """Parse a program. Raises LookupError if it is not Python."""
+    """Parse a program. Raises BadRowError if it is not Python."""
     try:
         return ast.parse(program).body
     except SyntaxError as error:
-        raise LookupError(f"has {kind} that is not Python ({error.msg})") from error
+        raise BadRowError(f"has {kind} that is not Python ({error.msg})") from error
 
 
 # Converter of a record of each suite, and the name of its file for the error if it is missing.

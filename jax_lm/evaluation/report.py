@@ -3,8 +3,10 @@
 Reads the records of a journal.
 """
 
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from jax_lm.evaluation.attempts import CANNOT_JUDGE, NO_BORDER, SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import Rate, rates, wilson
@@ -13,19 +15,8 @@ from jax_lm.reports.document import Document, Section
 from jax_lm.reports.run_folder import Record
 from jax_lm.reports.tables import table_section
 
-PUBLISHED_SUITES = ("humaneval", "humaneval+", "mbpp", "mbpp+")
-# pass@1 in percent for each of `PUBLISHED_SUITES`, as published (arXiv 2506.20639). MBPP is
-# evalplus's selection of 378 tasks.
-PUBLISHED = {
-    "DiffuCoder Base": (67.1, 60.4, 74.2, 60.9),
-    "DiffuCoder Instruct": (72.0, 65.2, 75.1, 61.9),
-    "DiffuCoder cpGRPO": (73.2, 68.3, 78.6, 67.5),
-    "Dream 7B": (56.7, 50.0, 68.7, 57.4),
-    "Dream-Instruct": (57.9, 53.7, 68.3, 56.1),
-    "Qwen2.5-Coder 7B": (61.6, 51.8, 75.9, 61.4),
-    "Qwen2.5-Coder 7B Instruct": (90.2, 85.4, 83.9, 72.0),
-}
-
+# pass@1 in percent by model and suite, and the number of problems behind it by suite.
+PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 NOTE = (
     "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv "
     "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run over all "
@@ -77,11 +68,10 @@ def evaluation_report(
 def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     """Return a table of this run's pass@1 and the published ones; empty if either is missing."""
     pass_at_1 = [rate for rate in measured if rate.k == 1]
-    scores = paper_scores(suite)
-    if not pass_at_1 or not scores:
+    size = PUBLISHED["problems"].get(suite)
+    if not pass_at_1 or not size:
         return []
-    # Number of problems behind the published scores.
-    size = 378 if suite.startswith("mbpp") else 164
+    scores = {model: score[suite] for model, score in PUBLISHED["scores"].items()}
     # The last rate is that of all groups together if there are several.
     own = pass_at_1[-1]
     rates_of = {"this run": (own.value, own.low, own.high)}
@@ -165,10 +155,3 @@ def count_outcomes(outcomes: Iterable[str]) -> str:
     return ", ".join(
         f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(counts.items())
     )
-
-
-def paper_scores(suite: str) -> dict[str, float]:
-    """Return the published pass@1 of a suite in percent by model; empty if there is none."""
-    if suite not in PUBLISHED_SUITES:
-        return {}
-    return {model: scores[PUBLISHED_SUITES.index(suite)] for model, scores in PUBLISHED.items()}

@@ -25,6 +25,7 @@ def remove_empty(path: Path) -> Iterator[None]:
 def atomic_write(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary file, which replaces `target` if the block succeeds.
 
+    Its content is on disk by then: after a crash of the machine, a file is the old or the new one.
     The folder is created if it does not exist. If `target` is a symbolic link, the file that it
     points to is replaced. A device or a pipe is yielded itself, because other processes would lose
     it if a file took its place.
@@ -41,6 +42,8 @@ def atomic_write(target: Path) -> Iterator[Path]:
     ) as temporary:
         try:
             yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
             temporary.replace(target)
         except OSError as error:
             # Nobody knows the name of the temporary file.
@@ -63,6 +66,13 @@ def write_json_whole(path: Path, value, indent: int = 1):
 def write_rows_whole(path: Path, rows: Iterable):
     """Write JSON rows whole, one a line, see `write_whole`."""
     write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def whole_lines(path: Path) -> bytes:
+    """Read a file up to its last line end."""
+    # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
 
 
 def require_local(path: Path, name: str = "out"):

@@ -13,14 +13,18 @@ GROUPS = (
 )
 
 
+def device_memory() -> dict[str, int]:
+    """Return the memory statistics of this host's first device; empty on a CPU."""
+    return jax.local_devices()[0].memory_stats() or {}
+
+
 def free_memory() -> int | None:
     """Return the free bytes of a device; None if the system does not report them.
 
     The devices of a CPU share what the host has.
     """
-    device = jax.local_devices()[0]
-    if device.platform != "cpu":
-        found = device.memory_stats() or {}
+    if jax.default_backend() != "cpu":
+        found = device_memory()
         return found["bytes_limit"] - found["bytes_in_use"] if "bytes_limit" in found else None
     free = host_memory("MemAvailable")
     return None if free is None else free // jax.local_device_count()

@@ -50,7 +50,7 @@ from jax_lm.options import (
 from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, read_rows
-from jax_lm.sharding import MeshShape, choose_mesh, split_data
+from jax_lm.sharding import MeshShape, choose_replicas, split_data
 from jax_lm.templates import (
     HoleLength,
     Template,
@@ -133,22 +133,21 @@ class DiffuCoderInference:
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
-        self.replicas, self.mesh_shape = replicas, choose_mesh(self.config, mesh, replicas)
+        self.replicas, shape = replicas, choose_replicas(self.config, mesh, replicas)
         stored = "int8" if DreamForCausalLM.is_int8(folder) else None
         self.quantization = dtype if dtype in QUANTIZED else stored
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         self.precision = self.quantization or self.dtype
-        self.planned = PlannedStep(precision=self.precision, batch=1, canvas=1, new_tokens=1)
+        self.planned = PlannedStep(
+            self.config, precision=self.precision, canvas=1, new_tokens=1, mesh=shape
+        )
         # weights
-        with (
-            terminal.progress("loading") as report,
-            explain_out_of_memory(self.config, self.planned, self.mesh_shape),
-        ):
+        with terminal.progress("loading") as report, explain_out_of_memory(self.planned):
             model = DreamForCausalLM.from_pretrained(
                 folder,
                 dtype=self.dtype,
                 quantization=self.quantization,
-                mesh=self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None,
+                mesh=shape.mesh() if shape.size > 1 else None,
                 on_progress=report,
                 allow_nonfinite=allow_nonfinite,
             )
@@ -196,7 +195,8 @@ class DiffuCoderInference:
                 for name, each in samplers.items()
             }
             replica.sampler = replica.adapters.pop("")
-            replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1
+            replica.planned = replace(self.planned, mesh=MeshShape.of(mesh))
+            replica.replicas = 1
             replicas.append(replica)
         return replicas
 
@@ -206,8 +206,9 @@ class DiffuCoderInference:
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
         name += f"adapter {self.source.adapter.folder} · " if self.source.adapter else ""
         devices = f"{device.platform} ({device.device_kind})"
-        if self.mesh_shape.size > 1:
-            devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"
+        mesh = self.planned.mesh
+        if mesh.size > 1:
+            devices = f"{mesh.size} x {devices}, {mesh}"
         size = f"{self.parameter_count:,} parameters"
         dtype = f"{self.quantization} kernels, {self.dtype}" if self.quantization else self.dtype
         return f"{name}{size} · {devices} · {dtype} · loaded in {self.load_seconds:.1f} s"
@@ -452,10 +453,7 @@ class DiffuCoderInference:
         batch, width = canvas.tokens.shape
         job = self.job(batch=batch, canvas=width)
         state = None
-        with (
-            compile_seconds() as compiled,
-            explain_out_of_memory(self.config, job, self.mesh_shape),
-        ):
+        with compile_seconds() as compiled, explain_out_of_memory(job):
             for state in constrained_states(
                 sampler, canvas, options, self.tokenizer, seed=seed, every=every, state=start_state
             ):
@@ -517,9 +515,7 @@ class DiffuCoderInference:
         """
         batch, length = canvas.tokens.shape
         options = self.fit(options)
-        with explain_out_of_memory(
-            self.config, self.job(batch=batch, canvas=length), self.mesh_shape
-        ):
+        with explain_out_of_memory(self.job(batch=batch, canvas=length)):
             yield from constrained_states(
                 self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
             )

@@ -3,9 +3,9 @@
 Everything here is arithmetic. `jax_lm.compilation` reads the figures of the compiler.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from math import prod
 
@@ -19,7 +19,7 @@ from jax_lm.models.dream import parameter_shapes
 from jax_lm.models.token_likelihood import DECODING_LOGIT_BYTES, LOGIT_BYTES
 from jax_lm.options import EXACT, Decoding, require_one_of, require_sizes, window_length
 from jax_lm.planning.roofline import GIB, Cost, Topology, gib
-from jax_lm.sharding import MeshShape, partition_spec, row_axes
+from jax_lm.sharding import ONE_DEVICE, MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", *QUANTIZED)
 STEPS = ("generate", "sft", "adapt", "grpo")
@@ -113,11 +113,12 @@ def forward_cost(
     return Cost(flops, weights + batch * key_values * max(size, 2))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlannedStep:
     """A denoising step or a training update to plan.
 
     Attributes:
+        config: shape of the model.
         precision: bfloat16, float32, or the precision of quantized kernels (int8, int4 or fp8) with
             everything else in bfloat16; in training, the compute dtype.
         batch: rows per step.
@@ -131,8 +132,11 @@ class PlannedStep:
             the memory estimate does not include them.
         on_cpu: whether an update runs on a CPU. The process is in the same memory there, and XLA
             keeps the activations of all layers, with and without remat.
+        mesh: shape of the mesh of devices.
     """
 
+    config: DreamConfig
+    _: KW_ONLY
     precision: str = "bfloat16"
     batch: int = 1
     canvas: int = 512
@@ -142,6 +146,7 @@ class PlannedStep:
     lora_rank: int | None = None
     extra_canvases: int = 0
     on_cpu: bool = False
+    mesh: MeshShape = ONE_DEVICE
 
     def __post_init__(self):
         require_one_of("step", self.kind, (*STEPS, SERVE))
@@ -201,10 +206,15 @@ class PlannedStep:
         work = f"one {self.kind} update of {trained}" if self.is_training else ", ".join(settings)
         return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
 
-    def default_mesh(self, config: DreamConfig, devices: int) -> MeshShape:
-        """Return the default mesh of a number of devices."""
-        choose = MeshShape.for_training if self.is_training else MeshShape.for_generation
-        return choose(config, devices)
+    @property
+    def default_mesh(self) -> Callable[[DreamConfig, int], MeshShape]:
+        """Function that returns the default mesh of a model and a number of devices."""
+        return MeshShape.for_training if self.is_training else MeshShape.for_generation
+
+    @property
+    def rows_per_device(self) -> int:
+        """Rows of the batch per device. Rows that do not divide are replicated."""
+        return self.batch // self.mesh.parts(row_axes(self.batch, self.mesh.sizes) or ())
 
 
 @dataclass(frozen=True)
@@ -244,10 +254,11 @@ class Bound:
     tokens_per_second: float | None
 
 
-def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
+def device_bytes(planned: PlannedStep) -> int:
     """Return the bytes of the parameters on one device."""
     total = 0
     size = planned.itemsize
+    config, mesh = planned.config, planned.mesh
     for name, shape in parameter_shapes(config, quantization=planned.quantization).items():
         parts = mesh.parts(partition_spec(name, config, mesh))
         # Quantized: scales are float32, kernels and group scales bytes, everything else bfloat16.
@@ -257,16 +268,12 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
     return total
 
 
-def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
-    """Return the rows of the batch per device. Rows that do not divide are replicated."""
-    return planned.batch // mesh.parts(row_axes(planned.batch, mesh.sizes) or ())
-
-
-def estimate_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
+def estimate_memory(planned: PlannedStep) -> Memory:
     """Estimate the memory per device: weights and cache exactly, the rest by `working_bytes`."""
     if planned.is_training:
-        return training_memory(config, planned, mesh)
-    rows = rows_per_device(planned, mesh)
+        return training_memory(planned)
+    config, mesh = planned.config, planned.mesh
+    rows = planned.rows_per_device
     # Heads that the tensor axis does not divide are replicated: 4 heads on 8 devices stay 4.
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
@@ -276,10 +283,10 @@ def estimate_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     working = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=DECODING_LOGIT_BYTES
     )
-    return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
+    return Memory(device_bytes(planned), cache, working // mesh.tensor)
 
 
-def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
+def training_memory(planned: PlannedStep) -> Memory:
     """Estimate the memory per device of an AdamW update of all weights or of adapters.
 
     Masters, moments, reference and frozen weights are exact. The rest consists of:
@@ -289,10 +296,11 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     - the widest point of a layer with its gradient (in coupled-GRPO, for the copies of one sample)
     - on a mesh, two gathered matrices: the one in use and the next one
     """
+    config, mesh = planned.config, planned.mesh
     # bytes of one float32 copy of the trained parameters, per device
-    masters = master_bytes(config, planned, mesh)
+    masters = master_bytes(planned)
     size = planned.itemsize
-    rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
+    rows = COPIES if planned.kind == "grpo" else planned.rows_per_device
     # With remat, the input of each layer is kept for the backward pass.
     width = config.hidden_size
     process = 0
@@ -309,18 +317,19 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     # float32 gradients, and weights and gradients in the compute dtype, of `size` instead of 4
     # bytes
     gradients = masters + 2 * masters * size // 4
-    frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
+    frozen = 0 if planned.lora_rank is None else device_bytes(planned)
     working = process + gradients + gathered + (activations + 2 * widest) // mesh.tensor
     # Masters, two AdamW moments, and the reference of coupled-GRPO. Training has no KV cache.
     copies = 4 if planned.kind == "grpo" else 3
     return Memory(frozen + copies * masters, 0, working)
 
 
-def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
+def master_bytes(planned: PlannedStep) -> int:
     """Return the bytes of float32 masters on one device: all weights, or adapters of all kernels."""
     if planned.lora_rank is None:
-        return device_bytes(config, replace(planned, precision="float32"), mesh)
+        return device_bytes(replace(planned, precision="float32"))
     total = 0
+    config, mesh = planned.config, planned.mesh
     for name, shape in parameter_shapes(config).items():
         if name.startswith("model.layers.") and is_kernel(name):
             layer = name.removesuffix("weight")
@@ -341,13 +350,13 @@ def fits(size: int, topology: Topology) -> bool:
     return size <= usable_memory(topology)
 
 
-def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
+def bound(planned: PlannedStep, topology: Topology) -> Bound:
     """Return the minimum work per device, averaged over the steps of a block, and its time.
 
     The limits of the topology's chips must be known.
     """
     costs = update_cost if planned.is_training else denoising_costs
-    steps = costs(config, planned, mesh)
+    steps = costs(planned)
     flops = sum(step.flops for step in steps)
     mean = Cost(flops, sum(step.bytes for step in steps)) // len(steps)
     limits = topology.chip.limits
@@ -362,15 +371,15 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     return Bound(mean, seconds, mean.limit(limits), tokens / seconds if tokens else None)
 
 
-def denoising_costs(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
+def denoising_costs(planned: PlannedStep) -> list[Cost]:
     """Return the minimum work per device of each step of a block."""
     block = planned.decoding.block_length_in(planned.new_tokens)
     cost = partial(
         forward_cost,
-        config,
+        planned.config,
         planned.precision,
         # Drafts and branches are additional rows of each step.
-        batch=rows_per_device(planned, mesh) * (1 + planned.extra_canvases),
+        batch=planned.rows_per_device * (1 + planned.extra_canvases),
         canvas=planned.canvas,
         # The head runs on masked positions alone: on the whole block at first, on one position at
         # last, on average on half of the block.
@@ -380,11 +389,11 @@ def denoising_costs(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     # cache, the others compute a window.
     steps = [cost(rows=planned.canvas)]
     if planned.decoding.settings.cache != "none":
-        steps += [cost(rows=window_length(block, config))] * (block - 1)
-    return [step // mesh.tensor for step in steps]
+        steps += [cost(rows=window_length(block, planned.config))] * (block - 1)
+    return [step // planned.mesh.tensor for step in steps]
 
 
-def update_cost(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
+def update_cost(planned: PlannedStep) -> list[Cost]:
     """Return the minimum work per device of an update, as a list of one step.
 
     The work consists of the passes through the model and of the optimizer's memory traffic.
@@ -393,17 +402,17 @@ def update_cost(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> l
     is_grpo = planned.kind == "grpo"
     canvas = planned.canvas
     forward = forward_cost(
-        config,
+        planned.config,
         planned.precision,
-        batch=rows_per_device(planned, mesh),
+        batch=planned.rows_per_device,
         rows=canvas,
         canvas=canvas,
         head_rows=planned.new_tokens if is_grpo else canvas,
     )
     passes = PASSES if planned.lora_rank is None else PASSES - 1
-    flops = passes * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
+    flops = passes * (COPIES if is_grpo else 1) * forward.flops // planned.mesh.tensor
     # The optimizer reads and writes each master and its two moments: 6 transfers.
-    traffic = passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh)
+    traffic = passes * forward.bytes // planned.mesh.tensor + 6 * master_bytes(planned)
     return [Cost(flops, traffic)]
 
 
@@ -423,12 +432,7 @@ def training_flops(
 
 
 def smallest_topology(
-    config: DreamConfig,
-    planned: PlannedStep,
-    family: Topology,
-    *,
-    more_than: int = 0,
-    beyond: int = 0,
+    planned: PlannedStep, family: Topology, *, more_than: int = 0, beyond: int = 0
 ) -> tuple[Topology, MeshShape] | None:
     """Return the smallest topology of the same chips on which the step fits, and its mesh.
 
@@ -438,24 +442,20 @@ def smallest_topology(
     """
     # They come smallest first, so the first one that fits is the answer.
     for topology in family.same_family():
-        mesh = planned.default_mesh(config, topology.devices)
-        need = estimate_memory(config, planned, mesh).total + beyond
+        mesh = planned.default_mesh(planned.config, topology.devices)
+        need = estimate_memory(replace(planned, mesh=mesh)).total + beyond
         if topology.devices > more_than and fits(need, topology):
             return topology, mesh
     return None
 
 
-def cheaper_options(
-    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, limit: int, beyond: int = 0
-) -> list[str]:
+def cheaper_options(planned: PlannedStep, limit: int, beyond: int = 0) -> list[str]:
     """Return changes of options, each with its memory, after which a step fits into `limit` bytes.
 
     The change that costs the user least comes first.
 
     Args:
-        config: shape of the model.
         planned: the step that is too large.
-        mesh: shape of the mesh.
         limit: bytes that a device may use.
         beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
     """
@@ -477,29 +477,22 @@ def cheaper_options(
     }
     options = []
     for name, changed in variants.items():
-        size = estimate_memory(config, changed, mesh).total + beyond
+        size = estimate_memory(changed).total + beyond
         # Half of a batch of one is still one row: no change.
         if changed != planned and size <= limit:
             options.append(f"{name} (about {size / GIB:.1f} GiB per device)")
     return options
 
 
-def cheapest_changes(
-    config: DreamConfig,
-    planned: PlannedStep,
-    mesh: MeshShape,
-    topology: Topology,
-    *,
-    beyond: int = 0,
-) -> list[str]:
+def cheapest_changes(planned: PlannedStep, topology: Topology, *, beyond: int = 0) -> list[str]:
     """Return at most three changes, each of which makes the step fit, the cheapest first.
 
     Args:
         beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
     """
-    changes = cheaper_options(config, planned, mesh, int(usable_memory(topology)), beyond)
+    changes = cheaper_options(planned, int(usable_memory(topology)), beyond)
     # More devices come last, as they cost money.
-    larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
+    larger = smallest_topology(planned, topology, more_than=topology.devices, beyond=beyond)
     if larger:
         changes.append(f"--topology {larger[0]} (mesh {larger[1]})")
     return changes[:3]
@@ -509,26 +502,26 @@ class OutOfMemoryError(ValueError):
     """Raised when a model or a request exceeds the memory; the message names changes that help."""
 
 
-def require_room(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, free: int | None):
+def require_room(planned: PlannedStep, free: int | None):
     """Raise OutOfMemoryError if an update takes more than the `free` bytes of a device.
 
     None is an unknown number, which is not checked.
     """
-    need = estimate_memory(config, planned, mesh)
+    need = estimate_memory(planned)
     if free is None or need.total <= free:
         return
     raise OutOfMemoryError(
         f"{planned}: takes about {gib(need.weights)} of masters and moments and "
         f"{gib(need.working)} of working memory per device, {gib(free)} are free. "
-        f"{remedies(config, planned, mesh)}"
+        f"{remedies(planned)}"
     )
 
 
-def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others: str) -> str:
+def remedies(planned: PlannedStep, *others: str) -> str:
     """Format advice: at most three changes that save memory, with `others` last."""
     # `cheaper_options` names the options of `plan`. Those of training and generation differ.
-    need = estimate_memory(config, planned, mesh).total
-    text = ", or ".join([*cheaper_options(config, planned, mesh, need - 1), *others][:3])
+    need = estimate_memory(planned).total
+    text = ", or ".join([*cheaper_options(planned, need - 1), *others][:3])
     if planned.is_training:
         text = text.replace("--dtype", "--quantize")
     if planned.kind in ("generate", "grpo"):
@@ -537,9 +530,7 @@ def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others
 
 
 @contextmanager
-def explain_out_of_memory(
-    config: DreamConfig, planned: PlannedStep, mesh: MeshShape
-) -> Iterator[None]:
+def explain_out_of_memory(planned: PlannedStep) -> Iterator[None]:
     """Turn a device's out-of-memory error into an OutOfMemoryError.
 
     Its message names the memory that the step needs, and at most three remedies.
@@ -550,10 +541,10 @@ def explain_out_of_memory(
         # XLA reports a lack of memory by this status. Any other error passes through.
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        need = estimate_memory(config, planned, mesh)
-        devices = f"more devices on the tensor axis (now {mesh.tensor})"
+        need = estimate_memory(planned)
+        devices = f"more devices on the tensor axis (now {planned.mesh.tensor})"
         raise OutOfMemoryError(
             f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "
             f"{gib(need.weights)} of weights and {gib(need.cache + need.working)} of other memory per device. "
-            f"{remedies(config, planned, mesh, devices)}"
+            f"{remedies(planned, devices)}"
         ) from error

@@ -6,7 +6,6 @@ devices. Knows shapes and the figures of machines; nothing runs.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 
 from jax_lm.config import DreamConfig
@@ -16,7 +15,6 @@ from jax_lm.planning.memory import (
     PlannedStep,
     bound,
     device_bytes,
-    rows_per_device,
     training_memory,
     usable_memory,
 )
@@ -61,15 +59,16 @@ def rollout_shape(
     return next(fitting, None)
 
 
-def choose_rollout_shape(
-    config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
-) -> MeshShape:
+def choose_rollout_shape(planned: PlannedStep, topology: Topology) -> MeshShape:
     """Return the mesh of rollouts for an update of all weights; the training mesh if no copy fits."""
-    copy_bytes = partial(device_bytes, config, planned)
-    held = training_memory(config, planned, training).weights
-    free = usable_memory(topology) - held - copy_bytes(training)
+
+    def copy_bytes(mesh):
+        return device_bytes(replace(planned, mesh=mesh))
+
+    held = training_memory(planned).weights
+    free = usable_memory(topology) - held - device_bytes(planned)
     # Without room for a copy, sampling streams the sharded training weights.
-    return rollout_shape(config, training, copy_bytes, free) or training
+    return rollout_shape(planned.config, planned.mesh, copy_bytes, free) or planned.mesh
 
 
 @dataclass(frozen=True)
@@ -87,56 +86,53 @@ class Sampling:
     limit: str
 
 
-def sampling(
-    config: DreamConfig, planned: PlannedStep, shape: MeshShape, topology: Topology
-) -> Sampling:
+def sampling(planned: PlannedStep, topology: Topology) -> Sampling:
     """Return the least time of sampling all completions together, at one step per new token."""
     # compute and links overlap at best, so that the slower one counts
     generation = replace(planned, kind="generate")
-    least = bound(config, generation, shape, topology)
+    least = bound(generation, topology)
     link = topology.chip.link
-    bytes_received = count_received_bytes(config, generation, shape)
+    bytes_received = count_received_bytes(generation)
     step = max(least.seconds, bytes_received / link)
     limit = least.limit if step == least.seconds else "links"
     return Sampling(planned.new_tokens * step, planned.new_tokens * bytes_received, limit)
 
 
-def count_received_bytes(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
+def count_received_bytes(planned: PlannedStep) -> int:
     """Return the bytes that a device receives per denoising step, on average."""
+    config, mesh = planned.config, planned.mesh
     # bytes of the weights that one device would have without FSDP
-    whole = device_bytes(config, planned, replace(shape, fsdp=1))
+    whole = device_bytes(replace(planned, mesh=replace(mesh, fsdp=1)))
     decoding = planned.decoding
     rows = planned.canvas
     if decoding.settings.cache != "none":
         block = decoding.block_length_in(planned.new_tokens)
         # average of one refresh of the canvas and block - 1 steps on a window
         rows = (planned.canvas + (block - 1) * window_length(block, config)) // block
-    hidden = rows_per_device(planned, shape) * rows * config.hidden_size * planned.itemsize
+    hidden = planned.rows_per_device * rows * config.hidden_size * planned.itemsize
     # Attention and feed-forward each end with an all-reduce over the devices that share a layer,
     # which receives every value twice: its partial sums, then the total.
-    sums = 2 * config.num_hidden_layers * hidden * 2 * (shape.tensor - 1) // shape.tensor
+    sums = 2 * config.num_hidden_layers * hidden * 2 * (mesh.tensor - 1) // mesh.tensor
     # FSDP gathers the shards of all other devices: 3/4 of the weights with fsdp=4
-    return whole * (shape.fsdp - 1) // shape.fsdp + sums
+    return whole * (mesh.fsdp - 1) // mesh.fsdp + sums
 
 
-def rollout_rows(
-    config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
-) -> Rows:
+def rollout_rows(planned: PlannedStep, topology: Topology) -> Rows:
     """List the cost of rollouts without and with a cache, as names and values.
 
     Each is listed twice: on the training mesh, where weights are streamed, and on a mesh that has
     room for a copy of the weights.
     """
     # without duplicates, as both may be the same mesh
-    shapes = dict.fromkeys((training, choose_rollout_shape(config, planned, training, topology)))
+    shapes = dict.fromkeys((planned.mesh, choose_rollout_shape(planned, topology)))
     cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
-    update = bound(config, planned, training, topology).seconds
+    update = bound(planned, topology).seconds
     # scoring is a forward pass, one of the PASSES of an update: under policy and reference
     scores = 2 * ITERATIONS * update / PASSES
     work = f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout"
     rows = [("updates", work)]
     for decoding, shape in product((EXACT, cached), shapes):
-        least = sampling(config, replace(planned, decoding=decoding), shape, topology)
+        least = sampling(replace(planned, decoding=decoding, mesh=shape), topology)
         cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
         hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
         total = f"{ROLLOUTS:,} rollouts at least {hours:.1f} h"

@@ -10,12 +10,12 @@ weights is the bottleneck, and larger sizes are worth it at narrow widths.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 
-from jax_lm.config import DreamConfig, Fields
+from jax_lm.config import Fields
 from jax_lm.options import BLOCK_LENGTH, Decoding
 from jax_lm.planning.memory import Memory, PlannedStep, estimate_memory
 from jax_lm.planning.roofline import gib
-from jax_lm.sharding import MeshShape
 
 # Widths of canvases in tokens; a sequence takes the narrowest that can hold it.
 #
@@ -81,23 +81,14 @@ def useful_sizes(slots: int, rows: int, fixed_rows: int) -> list[int]:
     return useful
 
 
-def serving_memory(
-    config: DreamConfig,
-    planned: PlannedStep,
-    mesh: MeshShape,
-    fixed_rows: int,
-    *,
-    adapters: int = 0,
-) -> Memory:
+def serving_memory(planned: PlannedStep, fixed_rows: int, *, adapters: int = 0) -> Memory:
     """Estimate the memory per device of a server.
 
     The caches of all widths, of the model and of each adapter, may be in use at once, and a call
     copies the widest one. The adapters themselves, about 1 % of the weights each, are not counted.
 
     Args:
-        config: shape of the model.
         planned: its batch is the number of slots, its canvas the context.
-        mesh: shape of the mesh.
         fixed_rows: fixed cost of a call in rows.
         adapters: number of adapters.
     """
@@ -114,7 +105,7 @@ def serving_memory(
             new_tokens=columns,
             decoding=decoding,
         )
-        return estimate_memory(config, step, mesh)
+        return estimate_memory(step)
 
     caches = [
         step_memory(slots, columns_of(width, context, is_cached=True), cached).cache
@@ -141,39 +132,33 @@ def describe_limits(plan: PlannedStep, need: Memory) -> Fields:
 
 
 def fitting_limits(
-    config: DreamConfig,
     planned: PlannedStep,
-    mesh: MeshShape,
     memory: float,
     fixed_rows: int,
     *,
     slots: Sequence[int] = SLOTS,
     contexts: Sequence[int] = CONTEXTS,
     adapters: int = 0,
-) -> PlannedStep:
-    """Return the plan with the largest context, and then the most slots, that fits.
+) -> tuple[PlannedStep, Memory]:
+    """Return the plan with the largest context, and then the most slots, that fits; and its memory.
 
-    If no plan fits, the smallest context with the fewest slots is returned.
+    If no plan fits, it is the one of the smallest context with the fewest slots.
 
     Args:
-        config: shape of the model.
         planned: its batch and canvas are replaced with slots and context.
-        mesh: shape of the mesh.
         memory: bytes that may be used per device.
         fixed_rows: fixed cost of a call in rows.
         slots: numbers of slots to choose from, largest first.
         contexts: contexts to choose from, largest first.
         adapters: number of adapters.
     """
-    max_context = config.max_position_embeddings
-    plans = [
-        replace(planned, batch=count, canvas=min(context, max_context), new_tokens=1)
-        for context in contexts
-        for count in slots
-    ]
-    fitting = (
-        plan
-        for plan in plans
-        if serving_memory(config, plan, mesh, fixed_rows, adapters=adapters).total <= memory
-    )
-    return next(fitting, plans[-1])
+    plan = planned
+    need = None
+    for context, count in product(contexts, slots):
+        columns = min(context, planned.config.max_position_embeddings)
+        plan = replace(planned, batch=count, canvas=columns, new_tokens=1)
+        need = serving_memory(plan, fixed_rows, adapters=adapters)
+        if need.total <= memory:
+            break
+    assert need
+    return plan, need

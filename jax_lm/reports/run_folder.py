@@ -15,7 +15,7 @@ from typing import IO, Any, ClassVar
 
 from flax.traverse_util import flatten_dict
 
-from jax_lm.host.files import output_folder, write_json_whole
+from jax_lm.host.files import output_folder, whole_lines, write_json_whole
 
 SETTINGS = "settings.json"
 LOCK = ".lock"
@@ -27,11 +27,65 @@ WEIGHT_FILES = ("*.safetensors", "*.gguf", "weights.orbax/**/*")
 Record = dict[str, Any]
 
 
-class RunLog(AbstractContextManager):
-    """JSON lines of a run in its folder; complete lines survive a kill.
+class JsonLog(AbstractContextManager):
+    """JSON lines that a run appends to a file; complete lines survive a kill.
 
-    One process at a time holds the folder, which is created if it does not exist. A subclass names
-    its file and its records, and interprets a record in `take`.
+    A subclass names its records, and interprets a record in `take`.
+    """
+
+    kind: ClassVar[str]
+    file: IO[str] | None = None
+
+    def open(self, path: Path, place: Path):
+        """Hold a file for this process, to append to it; `place` names it in the error.
+
+        Raises:
+            ValueError: another process holds it.
+        """
+        # Append mode: an earlier run's lines stay, but for one that was cut off by a kill.
+        self.file = path.open("a+", encoding="utf-8")
+        lock(self.file, place)
+        os.truncate(path, len(whole_lines(path)))
+
+    def replay(self, path: Path):
+        """Take all complete lines of an earlier run.
+
+        Raises:
+            ValueError: a line is not a record.
+        """
+        for number, line in enumerate(whole_lines(path).splitlines(), 1):
+            try:
+                self.take(json.loads(line))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path}: line {number} is not {self.kind} ({error})") from error
+
+    @abstractmethod
+    def take(self, record: Record):
+        """Apply one record, of an earlier run or of this one."""
+
+    def append(self, *records: Record):
+        """Write records to disk, then take them."""
+        if self.file is not None:
+            self.file.writelines(json.dumps(record) + "\n" for record in records)
+            self.file.flush()
+            # On disk before they count: a kill, or a crash of the machine, loses no record that was
+            # taken.
+            os.fsync(self.file.fileno())
+        for record in records:
+            self.take(record)
+
+    def close(self):
+        if self.file is not None:
+            self.file.close()
+
+    def __exit__(self, *_: object):
+        self.close()
+
+
+class RunLog(JsonLog):
+    """The JSON lines of a run in its folder, which is created if it does not exist.
+
+    One process at a time holds the folder. A subclass names its file.
 
     Args:
         folder: None keeps nothing on disk.
@@ -42,10 +96,8 @@ class RunLog(AbstractContextManager):
     """
 
     name: ClassVar[str]
-    kind: ClassVar[str]
 
     def __init__(self, folder: Path | None, settings: Record):
-        self.file: IO[str] | None = None
         if folder is None:
             return
         output_folder(folder)
@@ -54,52 +106,18 @@ class RunLog(AbstractContextManager):
             raise ValueError(
                 f"out={str(folder)!r} holds another kind of run, without {self.name}: give another folder"
             )
-        # Append mode: an earlier run's lines stay.
-        self.file = path.open("a+", encoding="utf-8")
+        # Lines without settings: nobody knows what they depend on.
+        if not (folder / SETTINGS).exists() and path.exists() and path.stat().st_size:
+            raise ValueError(
+                f"out={str(folder)!r} has {self.name} without {SETTINGS}: give another folder"
+            )
         try:
-            lock(self.file, folder)
-            # In the form in which JSON reads them back: tuples become lists.
-            require_same(folder, self.name, json.loads(json.dumps(settings)))
+            self.open(path, folder)
+            require_same(folder / SETTINGS, settings)
             self.replay(path)
         except (OSError, ValueError):
             self.close()
             raise
-
-    def replay(self, path: Path):
-        """Take all complete lines, and truncate one that was cut off when the run was killed."""
-        content = path.read_bytes()
-        # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                self.take(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{path}: line {number} is damaged ({error})") from error
-            except (TypeError, KeyError) as error:
-                raise ValueError(f"{path}: line {number} is no {self.kind} ({error})") from error
-
-    @abstractmethod
-    def take(self, record: Record):
-        """Apply one record, of an earlier run or of this one."""
-
-    def append(self, record: Record):
-        """Write a record to disk, then take it."""
-        if self.file is not None:
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
-            # On disk before it counts: a kill, or a crash of the machine, loses no record that was
-            # taken.
-            os.fsync(self.file.fileno())
-        self.take(record)
-
-    def close(self):
-        if self.file is not None:
-            self.file.close()
-
-    def __exit__(self, *_: object):
-        self.close()
 
 
 @contextmanager
@@ -125,19 +143,15 @@ def lock(file: IO[str], folder: Path):
         raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
 
 
-def require_same(folder: Path, name: str, wanted: Record):
-    """Write the settings of a new run, or compare them with those of an earlier one.
+def require_same(path: Path, settings: Record):
+    """Write the settings of a new run to a file, or compare them with those of an earlier one.
 
     Raises:
         ValueError: a setting differs; the message names the first one.
     """
-    path = folder / SETTINGS
-    # A new run, unless there are lines already, whose settings nobody knows.
+    # In the form in which JSON reads them back: tuples become lists.
+    wanted = json.loads(json.dumps(settings))
     if not path.exists():
-        if (folder / name).stat().st_size:
-            raise ValueError(
-                f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder"
-            )
         write_json_whole(path, wanted, 2)
         return
     try:
@@ -147,7 +161,7 @@ def require_same(folder: Path, name: str, wanted: Record):
     if not isinstance(held, dict):
         raise ValueError(f"{path} holds no settings")
     if difference := differing_setting(held, wanted):
-        begun = f"out={str(folder)!r} was begun with {difference}"
+        begun = f"out={str(path.parent)!r} was begun with {difference}"
         raise ValueError(f"{begun}: give another folder, or the same settings")
 
 

@@ -68,7 +68,7 @@ class Steps(RunLog):
     """The steps of a folder, and how those that were tried ended."""
 
     name = "steps.jsonl"
-    kind = "step"
+    kind = "a step"
 
     def __init__(self, folder: Path, settings: Record):
         self.outcomes: dict[str, Outcome] = {}

@@ -117,7 +117,7 @@ class CompileScheduler:
                 decoding=decoding,
                 kind=SERVE,
             )
-            with explain_out_of_memory(inference.config, planned, inference.mesh_shape):
+            with explain_out_of_memory(planned):
                 for number, sizes in enumerate(slots.sizes):
                     if shape.sequences not in sizes:
                         self.compile(slots, number, shape.sequences)

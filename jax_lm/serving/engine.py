@@ -32,7 +32,6 @@ from jax_lm.serving.jobs import Job, Listener, Request
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.queue import JobQueue, RejectedError
 from jax_lm.serving.sequence import Sequence
-from jax_lm.serving.slots import Slots
 from jax_lm.serving.worker import EngineWorker
 
 logger = logging.getLogger(__name__)
@@ -102,19 +101,12 @@ class Engine:
         inference: model and tokenizer.
         options: limits.
         metrics: counters to update.
-        slots_type: class that runs the batches.
 
     Attributes:
         failure: what ended the engine, if it was not closed.
     """
 
-    def __init__(
-        self,
-        inference: DiffuCoderInference,
-        options: EngineOptions = EngineOptions(),
-        *,
-        slots_type: type[Slots] = Slots,
-    ):
+    def __init__(self, inference: DiffuCoderInference, options: EngineOptions = EngineOptions()):
         options.require_fitting(inference)
         self.inference = inference
         self.options = options
@@ -132,7 +124,6 @@ class Engine:
                 context=self.context,
                 slots=options.slots,
                 draft=options.draft,
-                slots_type=slots_type,
             )
             for each in replicas
         ]

@@ -7,6 +7,7 @@ import jax
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from jax_lm.host.compile_clock import COMPILE_EVENT
+from jax_lm.host.memory import device_memory
 from jax_lm.serving.jobs import Event
 
 # Upper bounds of the histograms, in seconds and in tokens per forward pass.
@@ -69,7 +70,7 @@ class Metrics:
     def observe_jax(self):
         """Count compilations and the memory of the device from now on."""
         jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
-        self.device_memory.set_function(bytes_in_use)
+        self.device_memory.set_function(lambda: device_memory().get("bytes_in_use", 0))
 
     def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int):
         """Count a compilation; JAX reports other durations too."""
@@ -102,8 +103,3 @@ def return_freed_memory():
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
-
-
-def bytes_in_use() -> float:
-    """Return the memory in use on the device; 0 if it does not report it, as on a CPU."""
-    return float((jax.local_devices()[0].memory_stats() or {}).get("bytes_in_use", 0))

@@ -56,7 +56,6 @@ class EngineWorker:
         context: tokens that prompt and answer may take together.
         slots: number of slots, per width and with or without a KV cache.
         draft: steps drafted ahead for every sequence.
-        slots_type: class that runs the batches.
 
     Attributes:
         running: this worker's jobs, by the sequence that occupies a slot.
@@ -73,7 +72,6 @@ class EngineWorker:
         context: int,
         slots: int,
         draft: int,
-        slots_type: type[Slots] = Slots,
     ):
         self.inference = inference
         self.queue = queue
@@ -85,7 +83,7 @@ class EngineWorker:
         self.calls = 0
         self.active_at = monotonic()
         make_slots = partial(
-            slots_type, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
+            Slots, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
         )
         # Growing sequences run other programs, so their time is predicted apart.
         make_growing = partial(GrowingSlots, pace=Pace(), stop_ids=())

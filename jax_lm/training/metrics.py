@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 
 from jax_lm.config import Fields
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import whole_lines, write_rows_whole
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +105,8 @@ class Meter:
 
 
 def require_trackers(names: Sequence[str]):
-    """Raise ValueError for an unknown tracker, or one whose library is not installed."""
+    """Raise ValueError for a tracker whose library is not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise ValueError(f"track={name!r}: must be one of {', '.join(TRACKERS)}")
         if importlib.util.find_spec(TRACKERS[name]) is None:
             raise ValueError(f"track={name}: needs pip install 'jax-diffucoder[{name}]'")
 
@@ -130,8 +128,6 @@ def open_writers(
         "tensorboard": lambda: tensorboard_writer(out / "tensorboard", resumed_at),
         "wandb": lambda: wandb_writer(out, config),
     }
-    # Before any file is opened.
-    require_trackers(track)
     logger.info("all metrics: %s", out / METRICS_FILE)
     with ExitStack() as stack:
         trackers = [stack.enter_context(openers[name]()) for name in track]
@@ -157,9 +153,9 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     """
     # Resumed at step 20: entries of steps 10 and 20 stay, those of 30 are dropped.
     resumes = resumed_at and path.is_file()
+    entries = map(json.loads, whole_lines(path).splitlines() if resumes else ())
     # Written to a temporary file first, so that a kill never leaves half of the entries.
-    entries = path.read_text(encoding="utf-8").splitlines() if resumes else []
-    write_whole(path, "".join(f"{line}\n" for line in entries if step_of(line) <= resumed_at))
+    write_rows_whole(path, (entry for entry in entries if entry["step"] <= resumed_at))
     with path.open("a", encoding="utf-8") as file:
 
         def write(step, metrics):
@@ -206,11 +202,3 @@ def wandb_writer(folder: Path, config: Mapping[str, object]) -> Iterator[Write]:
         yield lambda step, metrics: run.log(dict(metrics), step=step)
     finally:
         run.finish()
-
-
-def step_of(entry: str) -> int | float:
-    """Return the step of an entry; infinity for a last line that a kill cut short."""
-    try:
-        return json.loads(entry)["step"]
-    except ValueError:
-        return inf

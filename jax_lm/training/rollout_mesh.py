@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.host.memory import device_memory
 from jax_lm.planning.rollouts import HELD_PER_WEIGHT, rollout_shape
 from jax_lm.sharding import MeshShape, tree_shardings
 from jax_lm.training.update import Params
@@ -62,8 +63,8 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
     # memory that training holds: masters and moments of trained weights, and the compute copy
     held = bytes_on_device(trained, config, mesh, HELD_PER_WEIGHT)
     held += bytes_on_device(policy, config, mesh)
-    # `memory_stats` is None on a CPU, whose devices share the memory of the host.
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    # Unknown on a CPU, whose devices share the memory of the host.
+    limit = device_memory().get("bytes_limit")
 
     def copy_bytes(shape):
         return bytes_on_device(policy, config, shape.arrange(mesh.devices))

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from jax_lm.config import DreamConfig, Fields
-from jax_lm.sharding import AnyMesh, MeshShape, row_devices
+from jax_lm.sharding import AnyMesh, MeshShape, choose_mesh, row_devices
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.grpo_config import GRPOConfig
 
@@ -28,9 +28,7 @@ def training_mesh(config: DreamConfig, text: str | None) -> Mesh | None:
     """Make the requested mesh, or one over all devices of all hosts; None if there is only one."""
     if text is None and jax.device_count() == 1:
         return None
-    shape = MeshShape.parse(text) if text else MeshShape.for_training(config, jax.device_count())
-    shape.require(config)
-    return shape.mesh()
+    return choose_mesh(config, text, MeshShape.for_training, jax.device_count()).mesh()
 
 
 def weight_count(*trees) -> int:

@@ -164,6 +164,7 @@ def require_memory(
     is_int8 = any(leaf.dtype == jnp.int8 for leaf in weights.values())
     assert config.max_length
     planned = PlannedStep(
+        model.config,
         precision="int8" if is_int8 else training.dtype,
         batch=-(-config.batch_size // training.gradient_accumulation_steps),
         canvas=config.loss.row_factor * config.max_length,
@@ -172,12 +173,13 @@ def require_memory(
         # lora_a: [rank, in]
         lora_rank=next((x.shape[0] for name, x in weights.items() if "lora_a" in name), None),
         on_cpu=jax.local_devices()[0].platform == "cpu",
+        mesh=mesh,
     )
     free = free_memory()
     if free is not None:
         # Frozen weights are a part of the estimate, and in memory already.
         free += sum(leaf.nbytes for name, leaf in weights.items() if not trained(name)) // mesh.size
-    require_room(model.config, planned, mesh, free)
+    require_room(planned, free)
 
 
 def adapt(

@@ -6,7 +6,7 @@ Knows no loss, no model and no loop.
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,15 +63,10 @@ class LossTerms(NamedTuple):
     metrics: dict[str, Mean | Array]
 
 
-@runtime_checkable
-class Loss(Protocol):
-    """A loss.
-
-    The key is that of the step and the same for all rows of a batch, however it is split. Random
-    numbers of a row follow from it and from a number in the batch (`jax.random.fold_in`).
-    """
-
-    def __call__(self, params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms: ...
+# A loss of params, batch and key. The key is that of the step and the same for all rows of a batch,
+# however it is split. Random numbers of a row follow from it and from a number in the batch
+# (`jax.random.fold_in`).
+Loss = Callable[[Params, Batch, PRNGKeyArray], LossTerms]
 
 
 def make_update(

@@ -5,12 +5,15 @@ import json
 import socket
 import threading
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import uvicorn
 
+from jax_lm.serving import worker
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.middleware import RequestLimits
+from jax_lm.serving.slots import Slots
 
 OPTIONS = EngineOptions(
     slots=1, queue=12, context=96, max_tokens=80, timeout=60.0, warm_up=("1", "fast:1")
@@ -40,10 +43,16 @@ class RecordingListener:
         return {event.job: event for event in self.events if event.reason}
 
 
+def make_engine(inference, options, slots_type):
+    """Make an engine whose batches run in slots of a type."""
+    with patch.object(worker, "Slots", slots_type):
+        return Engine(inference, options)
+
+
 @contextmanager
-def started(inference, options=OPTIONS, **arguments):
+def started(inference, options=OPTIONS, slots_type=Slots):
     """Start an engine and wait until it has compiled."""
-    engine = Engine(inference, options, **arguments)
+    engine = make_engine(inference, options, slots_type)
     engine.start()
     try:
         while not engine.ready.wait(0.2):

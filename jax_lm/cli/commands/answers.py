@@ -9,7 +9,6 @@ Answers are appended to the file as they are decoded, and sorted at the end.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from jax_lm.host.files import output_folder, remove_empty, require_writable, wri
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.inference.batches import share_batches
 from jax_lm.model_source import find_model
-from jax_lm.reports.run_folder import lock, weights_digest
+from jax_lm.reports.run_folder import JsonLog, weights_digest
 from jax_lm.results import Generation
 from jax_lm.templates import Template
 
@@ -42,7 +41,8 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     rows = open_prompts(source, plain=True)
     model = find_model(arguments.engine.model, arguments.engine.adapter)
     run = settings_digest(arguments, rows, weights_digest(*model.folders))
-    answers = read_answers(out, run)
+    log = AnswerLog(out, run)
+    answers = log.answers
     templates = []
     engine = DiffuCoderInference(
         **arguments.engine.settings,
@@ -60,10 +60,10 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     with (
         terminal.progress("answering", FIRST_NOTE) as report,
         remove_empty(out) if is_writer else nullcontext(),
-        open(out if is_writer else os.devnull, "a", encoding="utf-8") as file,
+        log,
     ):
         if is_writer:
-            lock(file, out)
+            log.open(out, out)
         for places in share_batches([widths[n] for n in waiting], size, engine.config):
             numbers = [waiting[place] for place in places]
             # Pad the last batch by repeating rows, as another number of rows would be compiled anew.
@@ -77,13 +77,9 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
                 seed=keys,
                 on_progress=terminal.batch_progress(report, len(answers), len(numbers), len(rows)),
             )
-            for number, row in zip(numbers, batch.rows, strict=False):
-                answers[number] = answer_line(number, rows[number], row, run)
-                file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
-            # each batch is on disk before the next one begins; /dev/null cannot be synced
-            file.flush()
-            if is_writer:
-                os.fsync(file.fileno())
+            # each batch is on disk before the next one begins
+            decoded = zip(numbers, batch.rows, strict=False)
+            log.append(*(answer_line(number, rows[number], row, run) for number, row in decoded))
             if report:
                 report(len(answers), len(rows))
     # all answers, in the order of the prompts
@@ -108,47 +104,37 @@ def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
 
 
-def read_answers(out: Path, run: str) -> dict[int, Fields]:
-    """Read the answers of an earlier run, by index of the prompt.
-
-    If the run was killed while it wrote a line, the incomplete last line is removed from the file.
+class AnswerLog(JsonLog):
+    """The answers in a file, by index of the prompt: those of an earlier run, and new ones.
 
     Raises:
         ValueError: the file cannot be read, is no file of answers, or its answers belong to other
             prompts or settings.
     """
-    if not out.exists():
-        return {}
-    # reading a pipe would block
-    if not out.is_file():
-        raise ValueError(
-            f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
-        )
-    try:
-        content = out.read_bytes()
-    except OSError as error:
-        raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
-    # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
-    whole = content[: content.rfind(b"\n") + 1]
-    answers = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            answer = json.loads(line)
-            digest = answer["run"]
-            # lines count from 1, prompts from 0
-            answers[answer["line"] - 1] = answer
-        except (ValueError, KeyError, TypeError):
+
+    kind = "an answer of this command; choose another file"
+
+    def __init__(self, out: Path, run: str):
+        self.answers: dict[int, Fields] = {}
+        if not out.exists():
+            return
+        # reading a pipe would block
+        if not out.is_file():
             raise ValueError(
-                f"out={str(out)!r}: line {number} is not an answer of this command; choose another file"
-            ) from None
-        if digest != run:
+                f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
+            )
+        try:
+            self.replay(out)
+        except OSError as error:
+            raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
+        if any(answer.get("run") != run for answer in self.answers.values()):
             raise ValueError(
                 f"out={str(out)!r}: has answers to other prompts or with other settings; choose another file"
             )
-    # new answers are appended after the last whole line
-    if len(whole) < len(content):
-        os.truncate(out, len(whole))
-    return answers
+
+    def take(self, record: Fields):
+        # lines count from 1, prompts from 0
+        self.answers[record["line"] - 1] = record
 
 
 def prompt_templates(

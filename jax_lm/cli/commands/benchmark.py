@@ -28,7 +28,7 @@ from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host import terminal
 from jax_lm.host.files import require_new, require_writable, write_json_whole
-from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
+from jax_lm.inference import fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
 from jax_lm.planning.memory import parameter_count
@@ -51,7 +51,7 @@ def run_bench(arguments: Bench) -> int:
         config = SHAPES[shape]
         name = f"random weights of the shape {shape}"
     else:
-        folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
+        folder = huggingface.resolve(arguments.model)
         config = DreamForCausalLM.read_config(folder)
         name = arguments.model or "built-in model"
     count = parameter_count(config)
@@ -106,7 +106,7 @@ def run_compare(arguments: Compare) -> int:
     if out:
         require_writable(out)
         require_new(out / "comparison.json")
-    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
+    folder = huggingface.resolve(arguments.model)
     with terminal.progress("comparing") as report:
         result = comparison.compare(
             folder, arguments.dtype, arguments.workload, tolerance, on_progress=report
@@ -130,7 +130,7 @@ def run_experiment(arguments: Experiment) -> int:
     # recorded outputs should be readable before the first step
     if settings.recorded:
         read_golden(settings.recorded)
-    folder = huggingface.resolve(settings.model or BUILTIN_MODEL)
+    folder = huggingface.resolve(settings.model)
     identity = asdict(settings) | {
         "recorded": settings.recorded and str(settings.recorded),
         "weights": f"sampled sha256:{weights_digest(folder)}",

@@ -14,7 +14,7 @@ from jax_lm.conversion import push as hub
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import family_facts, verify
 from jax_lm.host import terminal
-from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
+from jax_lm.inference import BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.planning.memory import PlannedStep, estimate_memory, offered_precisions, parameter_count
 from jax_lm.planning.roofline import gib
@@ -25,7 +25,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 def run_info(arguments: Info) -> int:
     # configuration and tokenizer only: `info` loads no weights
-    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
+    folder = huggingface.resolve(arguments.model, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
     facts = model_facts(arguments, folder, config)
     if arguments.json:
@@ -83,9 +83,11 @@ def model_facts(arguments: Info, folder: Path, config: DreamConfig) -> Fields:
     length = arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
     # only the canvas counts: its part that is new does not change the estimate
-    step = PlannedStep(batch=arguments.batch_size, canvas=length, new_tokens=length)
+    step = PlannedStep(
+        config, batch=arguments.batch_size, canvas=length, new_tokens=length, mesh=mesh
+    )
     memory = {
-        dtype: asdict(estimate_memory(config, replace(step, precision=dtype), mesh))
+        dtype: asdict(estimate_memory(replace(step, precision=dtype)))
         for dtype in offered_precisions(config)
     }
     device = devices[0]

@@ -18,7 +18,6 @@ from jax_lm.data.sources import open_source
 from jax_lm.data.tokenizing import Tokenization, tokenize
 from jax_lm.host import terminal
 from jax_lm.host.files import require_new
-from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from untrusted.printable import printable
 
@@ -33,7 +32,7 @@ def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
 def run_data_show(arguments: Show) -> int:
     """Print samples and refused lines; exit status 1 if there is no sample."""
     # only the tokenizer is needed
-    folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
+    folder = huggingface.resolve(arguments.model, with_weights=False)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
     console = Console(highlight=False)
     rng = np.random.default_rng(arguments.seed)

@@ -10,7 +10,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.plan import Plan
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
-from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
+from jax_lm.compilation.machine_plan import MachinePlan, compile_step
 from jax_lm.config import SHAPES, DreamConfig, Fields
 from jax_lm.host import platforms
 from jax_lm.host.files import require_new, write_whole
@@ -18,9 +18,9 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions, restrict_options
 from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
-from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits, serving_memory
+from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits
 from jax_lm.reports.document import facts_table
-from jax_lm.sharding import MeshShape
+from jax_lm.sharding import choose_mesh
 
 
 def run_plan(arguments: Plan) -> int:
@@ -33,7 +33,7 @@ def run_plan(arguments: Plan) -> int:
     # On a CPU, compiled memory would lack that of the process and the copy of the state that is
     # made while a checkpoint is written, so the estimate is used. There is no program of decoding
     # from left to right.
-    has_program = plan.planned.is_training or plan.config.family.is_diffusion
+    has_program = plan.planned.is_training or plan.planned.config.family.is_diffusion
     if (
         has_program
         and not plan.planned.on_cpu
@@ -75,6 +75,7 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
     if arguments.step == "generate" and config.family.is_diffusion:
         options = restrict_options(options, config)
     planned = PlannedStep(
+        config,
         precision=arguments.dtype,
         batch=arguments.batch_size,
         canvas=arguments.max_length,
@@ -85,8 +86,8 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
         extra_canvases=options.extra_canvases,
         on_cpu=topology.is_cpu and arguments.step != "generate",
     )
-    mesh = choose_plan_mesh(config, planned, topology, arguments.mesh)
-    return MachinePlan(config, planned, topology, mesh), options
+    mesh = choose_mesh(config, arguments.mesh, planned.default_mesh, topology.devices)
+    return MachinePlan(replace(planned, mesh=mesh), topology), options
 
 
 def plan_server(arguments: Plan) -> int:
@@ -94,13 +95,11 @@ def plan_server(arguments: Plan) -> int:
     topology = Topology.parse(arguments.topology)
     topology.require_precision(arguments.dtype)
     config = plan_config(arguments)
-    mesh = MeshShape()
     # the presets differ in what a step commits, not in memory
-    planned = PlannedStep(precision=arguments.dtype, new_tokens=1, canvas=1)
+    planned = PlannedStep(config, precision=arguments.dtype, new_tokens=1, canvas=1)
     memory = usable_memory(topology)
     count = arguments.served_adapters
-    plan = fitting_limits(config, planned, mesh, memory, FIXED_ROWS, adapters=count)
-    need = serving_memory(config, plan, mesh, FIXED_ROWS, adapters=count)
+    plan, need = fitting_limits(planned, memory, FIXED_ROWS, adapters=count)
     has_room = need.total <= memory
     record = {
         **describe_limits(plan, need),

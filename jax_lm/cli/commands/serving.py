@@ -24,7 +24,7 @@ from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.options import Decoding
 from jax_lm.planning.memory import estimate_memory
 from jax_lm.planning.roofline import gib
-from jax_lm.planning.serving import CONTEXTS, SLOTS, describe_limits, fitting_limits, serving_memory
+from jax_lm.planning.serving import CONTEXTS, SLOTS, describe_limits, fitting_limits
 from jax_lm.serving.admission import served_options
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.connections import ConnectionLimits
@@ -172,19 +172,16 @@ def fit_options(
     if (free := free_memory()) is not None:
         share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
         # the weights are loaded already
-        memory = share * free + estimate_memory(each.config, planned, each.mesh_shape).weights
+        memory = share * free + estimate_memory(planned).weights
         may_use = gib(memory)
-    costs = {"fixed_rows": Pace().fixed_rows, "adapters": len(inference.adapters)}
-    plan = fitting_limits(
-        each.config,
+    plan, need = fitting_limits(
         planned,
-        each.mesh_shape,
         memory,
+        Pace().fixed_rows,
         slots=(given["slots"],) if "slots" in given else SLOTS,
         contexts=(given["context"],) if "context" in given else CONTEXTS,
-        **costs,
+        adapters=len(inference.adapters),
     )
-    need = serving_memory(each.config, plan, each.mesh_shape, **costs)
     limits = {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
     logger.info("limits", extra={"fields": limits})
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
