@@ -153,7 +153,11 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     """
     # Resumed at step 20: entries of steps 10 and 20 stay, those of 30 are dropped.
     resumes = resumed_at and path.is_file()
-    entries = map(json.loads, whole_lines(path).splitlines() if resumes else ())
+    lines = whole_lines(path).splitlines() if resumes else ()
+    try:
+        entries = [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise ValueError(f"{path}: a line is not JSON ({error})") from error
     # Written to a temporary file first, so that a kill never leaves half of the entries.
     write_rows_whole(path, (entry for entry in entries if entry["step"] <= resumed_at))
     with path.open("a", encoding="utf-8") as file:
