@@ -232,7 +232,11 @@ HACKS = {
     ),
     "builtins of its own beside a target named like one": (
         "def sum(*x): return 0\ndef abs(x): return 0",
-        ["assert abs(sum(1.5, 2.5) - 4) < 1e-9"],
+        ["assert abs(sum(1.5, 2.5) - 4) < 1e-9", "assert abs(sum([1.5, 2.5]) - 4) < 1e-9"],
+    ),
+    "two targets named like builtins": (
+        "def min(*x): return 0\ndef max(*x): return 0",
+        ["assert (min(1, 2), max(1, 2)) == (1, 2)", "assert max(3, 2) == 3"],
     ),
     "a length that lies": (
         "class L:\n    def __len__(self): return 2\n    def __iter__(self): return iter([])\ndef f(x): return L()",

@@ -155,11 +155,10 @@ def namespace(nodes: list[Any]) -> tuple[Fields, set[str]]:
     # Names that only the program has: no builtins, helpers or modules
     unique = {name for name in available - names.keys() if not is_shared(name)}
     program_names = free & unique
-    # If there are none, a single name with two meanings
+    # If there are none, a name with two meanings
     imports = checks.imports_of(nodes)
     if not program_names and all(name == "*" or is_genuine(module) for module, name in imports):
-        targets = (free & available) - names.keys()
-        program_names = targets if len(targets) == 1 else set()
+        program_names = only_target(nodes, (free & available) - names.keys())
     for name in (free & available & HELPERS.keys()) - program_names:
         names[name] = getattr(importlib.import_module(HELPERS[name]), name)
     # A name that the test also defines means the program's object until then.
@@ -173,6 +172,22 @@ def namespace(nodes: list[Any]) -> tuple[Fields, set[str]]:
 def is_shared(name: str) -> bool:
     """Whether a name of the program also means a builtin or one of HELPERS."""
     return hasattr(builtins, name) or name in HELPERS
+
+
+def only_target(nodes: list[Any], names: set[str]) -> set[str]:
+    """Return the name, as a set, that must mean the program's function. Raises if it is unclear.
+
+    If the program defines `abs` and `sum`, `abs(sum(1.5, 2.5) - 4) < 1e-6` is a test of `sum`: the
+    innermost call.
+    """
+    inner = names & {
+        checks.name_of(call.func)
+        for call in checks.calls_in(nodes)
+        if not names & checks.names_in(checks.nodes_of(*call.args, *call.keywords))
+    }
+    if len(names) > 1 and len(inner) != 1:
+        raise cannot_judge(f"which of {', '.join(sorted(names))} the test means is not clear")
+    return inner if len(names) > 1 else names
 
 
 # What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
