@@ -392,7 +392,7 @@ def copy_containers(value):
     if issubclass(kind, Iterator | ValuesView):
         return [*map(copy_containers, islice(value, 100_000))]
     if issubclass(kind, KeysView):
-        return set(value)
+        return dict.fromkeys(value).keys()
     if issubclass(kind, ItemsView):
         return dict(value).items()
     if kind in (list, set, tuple):
