@@ -1098,4 +1098,6 @@ def test_verdicts_are_those_of_plain_python_or_none(program, test, outcome):
 def test_a_program_that_closes_its_connection_has_failed(test):
     code = "import os\nos.close(3)\ndef f(x): return 'dfq-7731'"
     (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
-    assert (result.outcome, "closed its connection" in result.detail) == ("failed", True)
+    # Which of the two is seen first is a matter of chance.
+    assert "closed its connection" in result.detail or "left with exit status" in result.detail
+    assert result.outcome == "failed"
