@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from jax_lm.training.metrics import open_writers
+from jax_lm.training.metrics import lines_writer, open_writers
 
 
 def write(out, steps, *, resumed_at=0, track=()):
@@ -76,3 +76,14 @@ def test_wandb_continues_its_run(tmp_path, monkeypatch):
     write(tmp_path, [3], track=("wandb",), resumed_at=2)
     assert json.loads((tmp_path / "wandb.json").read_text()) == first
     assert list((tmp_path / "wandb").glob(f"offline-run-*-{first['id']}"))
+
+
+def test_a_damaged_line_ends_a_resumed_run_and_stays(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nbroken\n')
+    with (
+        pytest.raises(ValueError, match=r"metrics\.jsonl: a line is not JSON"),
+        lines_writer(path, 1),
+    ):
+        pass
+    assert path.read_text() == '{"step": 1}\nbroken\n'

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -305,3 +306,19 @@ def test_a_layer_of_the_published_width_in_int8():
     ids = jnp.asarray(rng.integers(0, 511, (1, 33)))
     compute = jax.jit(lambda params: graph.merge(params)(ids))
     assert error(compute(params), compute(exact)) < 0.02
+
+
+def test_a_cpu_multiplies_a_single_row_as_two():
+    """XLA:CPU multiplies a single row of bfloat16 ten times slower than two."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    rows, weight = (jax.random.normal(key, (2, 96), jnp.bfloat16) for key in keys)
+    weight = jnp.tile(weight, (32, 1))
+    for dtype in (jnp.float32, jnp.bfloat16):
+        multiply = jax.jit(partial(product, dtype=dtype))
+        alone = multiply(rows[None, :1], weight)
+        assert alone.shape == (1, 1, 64)
+        assert alone.dtype == dtype
+        np.testing.assert_array_equal(alone[0, 0], multiply(rows[None], weight)[0, 0])
+        text = multiply.lower(rows[None, :1], weight).compile().as_text()
+        [result] = re.findall(r"(f32\[[\d,]+\]\S*) dot\(", text)
+        assert "2" in re.findall(r"\d+", result.partition("[")[2]), result
