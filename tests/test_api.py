@@ -628,6 +628,33 @@ def test_a_long_conversation_does_not_stop_the_server(address, monkeypatch):
         asking.join(60)
 
 
+def test_a_device_that_hangs_is_not_healthy(address, engine, monkeypatch):
+    """A call that does not return holds requests beyond their deadlines, which end between calls."""
+    release = threading.Event()
+    advance = Slots.advance
+
+    def hang(self, *arguments):
+        assert release.wait(30)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Slots, "advance", hang)
+    monkeypatch.setattr("jax_lm.serving.engine.HANGS_AFTER", 0.5)
+    monkeypatch.setattr(engine, "options", replace(engine.options, timeout=0.1))
+    body = {"prompt": PROMPT, **COMPLETION}
+    asking = threading.Thread(target=call, args=(address, "POST", "/v1/completions", body))
+    asking.start()
+    try:
+        deadline = time.monotonic() + 10
+        while (health := call(address, "GET", "/health"))[0] == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert (health[0], health[2]) == (503, {"status": "the device hangs"})
+    finally:
+        release.set()
+        asking.join(60)
+    assert call(address, "GET", "/health")[0] == 200
+
+
 def test_a_line_of_the_log_tells_what_a_request_took(address, caplog):
     caplog.set_level("INFO", logger="jax_lm.serving.access")
     for streams in ({}, {"stream": True}):

@@ -444,8 +444,10 @@ class Server:
         }
 
     async def health(self) -> Response:
-        """Answer 200 while the engine lives."""
-        return status_response(not self.engine.stopped.is_set(), "ok", "stopped")
+        """Answer 200 while the engine lives and the device does not hang."""
+        problem = "the device hangs" if self.engine.hangs else ""
+        problem = "stopped" if self.engine.stopped.is_set() else problem
+        return status_response(not problem, "ok", problem)
 
     async def ready(self) -> Response:
         """Answer 200 after warm-up and until shutdown."""

@@ -36,6 +36,10 @@ from jax_lm.serving.worker import EngineWorker
 
 logger = logging.getLogger(__name__)
 
+# Seconds beyond the deadline of a request after which the device counts as hanging. Deadlines are
+# checked between calls, and a call of a large model on a CPU may take a minute.
+HANGS_AFTER = 300.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -224,6 +228,12 @@ class Engine:
     def is_ready(self) -> bool:
         """Whether requests are accepted: after warm-up and until shutdown."""
         return self.ready.is_set() and self.queue.closes_at is None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a request is so far beyond its deadline that a call of the device must hang."""
+        latest = time.monotonic() - HANGS_AFTER
+        return any(job.deadline < latest for job in self.queue.jobs)
 
     @property
     def waits_for(self) -> str | None:
