@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -88,10 +89,14 @@ CARELESS = [
     # Models that are none.
     ("generate --model taken x", "model 'taken' is a file; expected a folder"),
     ("generate --model empty x", "empty has no config.json"),
+    ("info --model run", "run has no config.json (perhaps run/model)"),
+    ("generate --adapter run x", "run has no adapter_config.json (perhaps run/adapter)"),
     ("generate --model absent x", "model 'absent': no such folder, and not a hub id"),
     ("generate --model gpt x", "config model_type='gpt2' (gpt): of no known family"),
     ("info --model gpt", "config model_type='gpt2'"),
     ("generate --model qwen --preset fast x", "preset='fast': must be 'exact' as this model is autoregressive"),
+    ("generate --model light --preset fast x", "preset='fast': must be 'exact'"),
+    ("analyze --model light --limit 1 --out o", "as this model is autoregressive"),
     ("verify absent", "model 'absent'"),
     ("models --delete me/nothing", "delete='me/nothing': not in the hub's cache"),
     ("models --yes", "yes: needs --delete MODEL"),
@@ -158,6 +163,9 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     (tmp_path / "held").mkdir()
     for name in ("analysis.json", "bench.json"):
         (tmp_path / "held" / name).write_text("{}")
+    for name in ("model/config.json", "adapter/adapter_config.json"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True)
+        (tmp_path / "run" / name).write_text("{}")
     (tmp_path / "words.txt").write_text("some words\n")
     (tmp_path / "marks.py").write_text("def f(<|hole:-3|>):\n")
     (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
@@ -179,6 +187,8 @@ def seat(tmp_path, monkeypatch, builtin_folder):
         "mask_token_id": None,
     }
     (tmp_path / "qwen" / "config.json").write_text(json.dumps(fields))
+    # what its options say is known before the weights are
+    shutil.copytree(tmp_path / "qwen", tmp_path / "light", ignore=lambda *_: ["model.safetensors"])
     (tmp_path / "builtin").symlink_to(builtin_folder)
     return tmp_path
 

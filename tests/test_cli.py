@@ -42,6 +42,22 @@ def test_generate_prints_the_program_and_nothing_else(capsys):
     assert "not sure" not in err
 
 
+@pytest.mark.parametrize(
+    ("closed", "prompt", "status", "said"),
+    [("<&-", [], 2, "error: prompt: standard input was empty\n"),
+     ("2>&-", ["def add(a, b):"], 0, "def add(a, b):\n"), ("<&- 2>&-", ["def add(a, b):"], 0, "def add(a, b):\n")],
+)  # fmt: skip
+def test_a_closed_stream_is_an_empty_one(closed, prompt, status, said):
+    # Without a stream, the pipe of interrupts would take its number, and messages of libraries would end the run.
+    words = [sys.executable, "-m", "jax_lm", "generate", *QUICK, *prompt]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == status
+    assert (done.stdout + done.stderr).startswith(said)
+
+
 def test_generate_says_what_the_built_in_model_does_not_know(capsys):
     status, out, err = run(capsys, "generate", "def dijkstra(graph, source):", *QUICK)
     assert status == 0

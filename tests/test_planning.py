@@ -189,8 +189,14 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     ("fields", "named"),
     [
         ({"precision": "int2"}, "dtype='int2'"),
-        ({"precision": "int4", "kind": "sft", "lora_rank": 4}, "dtype='int4': step=sft"),
-        ({"precision": "fp8", "kind": "grpo", "lora_rank": 4}, "dtype='fp8': step=grpo"),
+        (
+            {"precision": "int4", "kind": "sft", "lora_rank": 4},
+            "dtype='int4': must be bf.* sft and grpo int8",
+        ),
+        (
+            {"precision": "fp8", "kind": "grpo", "lora_rank": 4},
+            "dtype='fp8': must be bf.* sft and grpo int8",
+        ),
         (
             {"decoding": Decoding(cache="causal")},
             "cache='causal' or 'delayed', active_blocks: plans for several",

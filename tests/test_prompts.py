@@ -1,10 +1,12 @@
 """Prompts from files and from the built-in tasks."""
 
+import gzip
 import json
 
 import pytest
 
 from jax_lm.data.prompts import builtin_prompts, group_tests, load_tasks, open_prompts
+from jax_lm.data.sources import open_source
 
 
 def test_rows_of_a_file(tmp_path):
@@ -33,6 +35,23 @@ def test_lines_and_arrays_give_the_same_rows(tmp_path, name):
     assert open_prompts(str(path), **WHOLE) == ROWS
     with pytest.raises(ValueError, match=r"split='test': data=.* has no splits"):
         open_prompts(str(path), split="test", subset=None)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl", "blob"])
+def test_a_compressed_file_gives_the_rows_of_its_text(tmp_path, name):
+    path = tmp_path / name
+    rows = [{"prompt": f"{number} " + "x" * number} for number in range(300)]
+    packed = gzip.compress("\n".join(map(json.dumps, rows)).encode())
+    path.write_bytes(packed)
+    assert open_prompts(path) == rows
+    # one part, however many are asked for: a part is a range of bytes
+    assert open_source(str(path), 4).parts == 1
+    path.write_bytes(packed[:-20])
+    with pytest.raises(ValueError, match=f"{name}' cannot be read: Compressed file ended"):
+        open_prompts(path)
+    path.write_bytes(packed[:30] + b"damage" + packed[36:])
+    with pytest.raises(ValueError, match=f"{name}' cannot be read: "):
+        open_prompts(path)
 
 
 def test_columns_are_given_our_names(tmp_path):

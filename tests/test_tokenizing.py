@@ -236,7 +236,10 @@ def test_data_without_a_usable_line_are_refused(text, said, tmp_path, capsys):
 
 
 @given(
-    lines=st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line), max_size=12),
+    # two bytes begin a compressed file, which has no ranges
+    lines=st.lists(
+        st.binary(max_size=12).filter(lambda line: not {*b"\n\x1f"} & {*line}), max_size=12
+    ),
     size=st.integers(1, 30),
     ends=st.booleans(),
 )

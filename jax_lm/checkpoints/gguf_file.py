@@ -66,7 +66,7 @@ SIZES = pairs("""
 # Field of ours, after the architecture, of a model with causal blocks. llama.cpp does not know it, and
 # decodes such a model left to right.
 CAUSAL_BLOCKS = "diffusion.block_size"
-READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+READABLE = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K".split()  # noqa: SIM905
 # File of a folder made by `as_folder` that says where each tensor is in the GGUF file.
 INDEX = "gguf_tensors.json"
 

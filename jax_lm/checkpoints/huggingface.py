@@ -155,7 +155,9 @@ def read_json(folder: Path, name: str) -> Fields:
         CheckpointError: the file is absent or does not hold a JSON object.
     """
     if not (folder / name).is_file():
-        raise CheckpointError(f"{folder} has no {name}")
+        # a run folder: its model or adapter is in a folder of its own
+        inner = [f" (perhaps {path.parent})" for path in folder.glob(f"*/{name}")]
+        raise CheckpointError(f"{folder} has no {name}{min(inner, default='')}")
     try:
         return read_optional(folder / name)
     except TokenizerError as error:

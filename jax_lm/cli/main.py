@@ -131,7 +131,6 @@ def entry() -> NoReturn:
     After Ctrl-C or SIGTERM the process exits at once, because a normal interpreter exit would crash
     while XLA's threads still compute.
     """
-    interruption.watch_interrupts()
     status = main()
     if status - 128 in interruption.ENDINGS:
         sys.stdout.flush()

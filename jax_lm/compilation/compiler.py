@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from jax_lm.compilation.gpus import target_config
 from jax_lm.compilation.programs import StepProgram
+from jax_lm.config import pairs
 from jax_lm.host import platforms
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
@@ -29,15 +30,15 @@ logger = logging.getLogger(__name__)
 
 # Environment for libtpu as a compiler only: it does not search for a TPU, and other processes can
 # use it at the same time.
-QUIET_COMPILER = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TPU_MIN_LOG_LEVEL": "3",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-}
+QUIET_COMPILER = pairs("""
+    ALLOW_MULTIPLE_LIBTPU_LOAD  1
+    TPU_SKIP_MDS_QUERY          1
+    TPU_STDERR_LOG_LEVEL        3
+    TPU_MIN_LOG_LEVEL           3
+    TPU_WORKER_HOSTNAMES        localhost
+    TPU_WORKER_ID               0
+    TPU_ACCELERATOR_TYPE        v5litepod-4
+""")
 
 # Chips of a TPU host by default.
 SMALLEST_HOST = 4

@@ -1,11 +1,16 @@
 """Sources of data lines, read in parts: JSONL files by byte ranges, a JSON array, or `datasets`.
 
+A JSONL file compressed by gzip is read as a single part.
+
 Any process can read any part independently, and a part always contains the same lines. Knows
 lines, nothing of their meaning.
 """
 
+import gzip
 import json
 import re
+import sys
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -82,18 +87,39 @@ class JsonFiles:
 
 
 def lines_from(path: Path, start: int, stop: int) -> Lines:
-    """Yield the lines of a file that begin at a byte in [start, stop) and are not blank."""
+    """Yield the lines of a file that begin at a byte in [start, stop) and are not blank.
+
+    All lines of a compressed file are yielded.
+
+    Raises:
+        ValueError: the file cannot be read, or is damaged.
+    """
+    try:
+        opener, stop = (gzip.open, sys.maxsize) if is_packed(path) else (open, stop)
+        with opener(path, "rb") as file:
+            if start:
+                # Skip the line that began before `start`. The search begins one byte earlier: if
+                # that byte is the line end, a line begins exactly at `start` and must not be skipped.
+                file.seek(start - 1)
+                file.readline()
+            number = 0
+            while (at := file.tell()) < stop and (line := file.readline()):
+                number += 1
+                if line.strip():
+                    yield f"byte {at}" if start else f"line {number}", line
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is compressed by gzip, whatever its name."""
+    return beginning(path).startswith(b"\x1f\x8b")
+
+
+def beginning(path: Path) -> bytes:
+    """Return the first bytes of a file, without a byte order mark and blanks before them."""
     with path.open("rb") as file:
-        if start:
-            # Skip the line that began before `start`. The search begins one byte earlier: if that
-            # byte is the line end, a line begins exactly at `start` and must not be skipped.
-            file.seek(start - 1)
-            file.readline()
-        number = 0
-        while (at := file.tell()) < stop and (line := file.readline()):
-            number += 1
-            if line.strip():
-                yield f"byte {at}" if start else f"line {number}", line
+        return file.read(4096).removeprefix(BOM_UTF8).lstrip()
 
 
 def elements_of(path: Path) -> Lines:
@@ -113,13 +139,8 @@ def elements_of(path: Path) -> Lines:
 
 def holds_array(path: Path) -> bool:
     """Return whether a .json file begins with an array."""
-    if path.suffix != ".json" or not path.is_file():
-        return False
     # Files named .json may also contain JSON lines: the first character decides.
-    with path.open("rb") as file:
-        # A byte order mark may stand in front of it.
-        lines = (line.removeprefix(BOM_UTF8).lstrip() for line in file)
-        return next((line[:1] == b"[" for line in lines if line), False)
+    return path.suffix == ".json" and path.is_file() and beginning(path).startswith(b"[")
 
 
 @dataclass(frozen=True)
@@ -223,6 +244,7 @@ def open_source(
     """Return the source for `data`: a JSON file, a folder of JSONL files, or a data set.
 
     A file is JSON lines, whatever its name, unless it ends in .parquet, or in .json and is an array.
+    It may be compressed by gzip.
 
     Args:
         data: file, folder, or Hugging Face Hub id.
@@ -237,7 +259,7 @@ def open_source(
     """
     path = Path(data)
     # `datasets` would take a missing file for a hub id.
-    if path.suffix in (".jsonl", ".json", ".parquet") and not path.exists():
+    if path.suffix in (".jsonl", ".json", ".gz", ".parquet") and not path.exists():
         raise ValueError(f"data={data!r} cannot be read: there is no such file")
     files = sorted(path.glob("*.jsonl"))
     if path.is_file() and path.suffix != ".parquet":
@@ -250,7 +272,8 @@ def open_source(
         files = splits[split]
         split = WHOLE
     require_whole(data, split, subset)
-    return JsonFiles.of(files, 1 if holds_array(path) else num_shards)
+    is_whole = holds_array(path) or any(map(is_packed, files))
+    return JsonFiles.of(files, 1 if is_whole else num_shards)
 
 
 def describes_configs(folder: Path) -> bool:

@@ -6,8 +6,6 @@ run.
 """
 
 import ast
-import gzip
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +15,7 @@ from typing import Literal
 from jax_lm.config import Fields
 from jax_lm.data.columns import BadRowError, has_form, row_fields
 from jax_lm.data.prompts import load_tasks
+from jax_lm.data.sources import JsonFiles
 from jax_lm.rewards.cases import row_tests
 from untrusted.cases import PRELUDE, Test
 
@@ -184,22 +183,16 @@ def file_problems(suite: str, path: Path) -> list[Problem]:
         ValueError: the file is missing or is not of this benchmark.
     """
     problems: dict[str, Problem] = {}
-    number = 0
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as lines:
-            for line in lines:
-                number += 1
-                if line.isspace():
-                    continue
-                problem = SUITES[suite][0](row_fields(line))
-                if problem.name in problems:
-                    raise BadRowError(f"repeats {problem.name!r}")
-                problems[problem.name] = problem
-    except BadRowError as error:
-        raise ValueError(f"{path}: line {number}: {error}: not {suite} data") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
+    if not path.is_file():
+        raise ValueError(f"{path}: cannot be read, as it is no file")
+    for where, line in JsonFiles.of([path], 1).read(0):
+        try:
+            problem = SUITES[suite][0](row_fields(line))
+            if problem.name in problems:
+                raise BadRowError(f"repeats {problem.name!r}")
+            problems[problem.name] = problem
+        except BadRowError as error:
+            raise ValueError(f"{path}: {where}: {error}: not {suite} data") from error
     if not problems:
         raise ValueError(f"{path}: contains no problems")
     return list(problems.values())

@@ -99,10 +99,12 @@ def require_writable(out: Path, name: str = "out"):
 
 
 def require_new(path: Path, name: str = "out"):
-    """Raise ValueError if there is a file, or a folder that is not empty.
+    """Raise ValueError if there is a file, a folder that is not empty, or if nothing can be written.
 
     Devices and pipes, such as /dev/stdout, may be written to.
     """
+    if not path.exists():
+        require_writable(path.parent, name)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise ValueError(f"{name}={str(path)!r}: exists already, and nothing is overwritten")
 

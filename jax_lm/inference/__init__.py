@@ -533,10 +533,15 @@ class DiffuCoderInference:
     def canvas(
         self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
     ) -> Canvas:
-        """Lay templates out as rows; ValueError if there is none, or one exceeds the context."""
+        """Lay templates out as rows.
+
+        Raises:
+            ValueError: no template, one that exceeds the context, or options that the model's
+                family cannot follow.
+        """
         if self.config.is_unidirectional:
             templates = [template.left_to_right(self.tokenizer) for template in templates]
-        return lay_out(templates, self.tokenizer, options, self.config)
+        return lay_out(templates, self.tokenizer, self.fit(options), self.config)
 
     def width(self, template: Template, options: GenerationOptions) -> int:
         """Return the columns that `canvas` gives a template, without making its row."""

@@ -156,13 +156,9 @@ class PlannedStep:
                 "cache='causal' or 'delayed', active_blocks: plans for several blocks at once are "
                 "not supported; a step is like one with cache 'window' or 'none' that has more rows"
             )
-        if self.is_training and self.quantization not in (None, "int8"):
-            raise ValueError(
-                f"dtype={self.precision!r}: step={self.kind} trains over int8, bfloat16 or float32 "
-                "kernels"
-            )
         has_adapters = self.lora_rank is not None and self.kind != "adapt"
-        if self.is_training and self.quantization and not has_adapters:
+        allowed = ("int8", None) if has_adapters else (None,)
+        if self.is_training and self.quantization not in allowed:
             raise ValueError(
                 f"dtype={self.precision!r}: must be bfloat16 or float32, or for adapters of sft "
                 "and grpo int8"

@@ -29,10 +29,10 @@ WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
 OPTIMIZERS = ("adafactor",)
 # Settings of the trainer that may differ when a run is resumed.
-CHANGEABLE = (
-    "stop_after", "log_every", "save_every", "evaluate_every", "keep", "async_checkpointing", "metric_for_best_model",
-    "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
-)  # fmt: skip
+CHANGEABLE = """
+    stop_after log_every save_every evaluate_every keep async_checkpointing metric_for_best_model
+    load_best_model_at_end early_stopping_patience resume track profile
+""".split()  # noqa: SIM905 (a table, not a list)
 
 # For example steps=10:13.
 PROFILE = re.compile(r"steps=(\d+):(\d+)")

@@ -17,8 +17,10 @@ from untrusted.inside.program import load_program, show_lines
 from untrusted.inside.tester import FILE, describe_failure
 
 # pytest without plugins, caches, configuration files, metadata of packages or rewritten assertions.
-OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib", "--no-header",
-           "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:doctest")  # fmt: skip
+OPTIONS = """
+    --assert=plain --noconftest --disable-plugin-autoload --import-mode=importlib --no-header
+    -c /dev/null -p no:cacheprovider -p no:faulthandler -p no:doctest
+""".split()  # noqa: SIM905 (a table, not a list)
 
 
 def run_in_one(job: Fields, results: Channel):

@@ -27,7 +27,7 @@ from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityChe
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host import terminal
-from jax_lm.host.files import require_new, require_writable, write_json_whole
+from jax_lm.host.files import require_new, write_json_whole
 from jax_lm.inference import fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -44,7 +44,6 @@ def run_bench(arguments: Bench) -> int:
     machine = about()
     # an unusable folder should be reported before anything is measured
     if out:
-        require_writable(out)
         require_new(out / "bench.json")
     if shape:
         folder = None
@@ -104,7 +103,6 @@ def run_compare(arguments: Compare) -> int:
             f"{comparison.EXTRA}"
         )
     if out:
-        require_writable(out)
         require_new(out / "comparison.json")
     folder = huggingface.resolve(arguments.model)
     with terminal.progress("comparing") as report:

@@ -134,7 +134,6 @@ def check_fillings(arguments: Evaluate, problems: Problems, executor: Local) -> 
 
 def run_analyze(arguments: Analyze) -> int:
     """Analyze a model; print a table, and write numbers, charts and a page."""
-    require_writable(arguments.out)
     require_new(arguments.out / "analysis.json")
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation = arguments.generation

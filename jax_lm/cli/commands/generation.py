@@ -11,7 +11,7 @@ from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
 from jax_lm.cli.commands.watching import watch
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import require_writable, write_whole
+from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
 from jax_lm.reports.replay import Replay
 from jax_lm.results import DecodedBatch
@@ -24,8 +24,6 @@ STANDARD_INPUT = Path("-")
 def run_generate(arguments: Generate) -> int:
     """Print a completion, or a text with its holes filled."""
     options = arguments.generation
-    if arguments.animation is not None:
-        require_writable(arguments.animation.parent, "animation")
     given = "" if arguments.infills or arguments.prompts else read_text(arguments)
     if arguments.file:
         # A file without holes is refused before anything is loaded.
