@@ -298,6 +298,44 @@ def test_what_does_not_speak_http_is_a_sandbox_error(token):
     assert "SSH-2.0" in result.detail
 
 
+def test_a_failure_whose_explanation_is_cut_off_is_tried_again(token):
+    """As from a proxy that loses its connection: the chunk is shorter than it says."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak():
+            for _ in range(2):
+                with server.accept()[0] as connection:
+                    connection.recv(1000)
+                    head = b"HTTP/1.1 502 Bad Gateway\r\nTransfer-Encoding: chunked\r\n\r\n"
+                    connection.sendall(head + b"ff\r\nno")
+
+        threading.Thread(target=speak, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (result,) = HttpWorkers(urls=(url,), attempts=2, pause=0.01).run_many([Program("x = 1")])
+    assert result.outcome == "sandbox_error"
+    assert "answered 502" in result.detail
+
+
+def test_a_batch_larger_than_the_queue_says_so(url):
+    """The address and the token are right, so the message does not blame them."""
+    with pytest.raises(ValueError, match="9 jobs: at most 8, the worker's --queue") as caught:
+        HttpWorkers(urls=(url,), batch=9).run_many([Program("x = 1")] * 9)
+    assert "check the address" not in str(caught.value)
+
+
+def test_a_thread_that_does_not_start_keeps_no_connection(url, worker, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("http.server.ThreadingHTTPServer.process_request", fail)
+        with pytest.raises(ConnectionError, match=r"closed|reset"):
+            ask(url, "/health")
+    free = worker.connections._value
+    assert ask(url, "/health")[0] == 200
+    assert free == 64
+
+
 def test_from_a_worker_that_fails_to_the_next(url):
     places = HttpWorkers(urls=("http://127.0.0.1:9", url), pause=0.01)
     assert outcomes(places.run_many(PROGRAMS)) == OUTCOMES

@@ -2,9 +2,11 @@
 
     DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
 
-A request is `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}`, optionally `packages`
-and `same_process`, and the token as a bearer token; the answer is `{"results": […]}`. A worker
-whose queue is full answers 503. The token is read from the environment, compared in constant time
+- `POST /run` takes `{"jobs": [{"code", "tests", "limits"}, …]}`, optionally with `packages` and
+  `same_process`, and answers `{"results": […]}`, or 503 if the queue is full.
+- `GET /health` answers the tier and the number of programs that are queued or running.
+
+Both need the token as a bearer token. It is read from the environment, compared in constant time
 and never printed. There is no encryption: across machines, put the worker behind a proxy or a
 tunnel.
 """
@@ -16,7 +18,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,7 +51,7 @@ MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of `Local` that a request may choose; the others are those of the worker."""
+    """Settings of `Local` that a request may choose; None leaves a setting to the worker."""
 
     packages: Packages | None = None
     same_process: bool = False
@@ -69,10 +71,13 @@ class Worker(ThreadingHTTPServer):
 
     Args:
         address: host and port; port 0 chooses a free one.
-        local: runs the programs; a request may choose from its packages, and gets all of them
-            unless it chooses.
-        queue_size: number of programs that are accepted and not finished; more are refused with
-            503.
+        local: runs the programs. A request may choose among its packages, by default all.
+        queue_size: most programs that are accepted and not finished; more are refused with 503.
+
+    Attributes:
+        tier: how strictly this host contains programs.
+        accepted: number of programs that are accepted and not finished.
+        stack: closes the pool of sandboxes.
     """
 
     request_queue_size = MAX_CONNECTIONS
@@ -84,7 +89,7 @@ class Worker(ThreadingHTTPServer):
         self.local = local
         # Before the port is opened: a host that cannot contain programs must not listen.
         self.tier = local.choose_tier()
-        # `server_close` needs it, also if the address cannot be had.
+        # Made first: if the address is in use, the next line calls `server_close`, which needs it.
         self.stack = ExitStack()
         super().__init__(address, Handler)
         self.sandboxes = self.stack.enter_context(local.connect())
@@ -102,12 +107,20 @@ class Worker(ThreadingHTTPServer):
             return True
 
     def release(self, count: int):
+        """Return reserved queue slots."""
         with self.lock:
             self.accepted -= count
 
     def verify_request(self, request, client_address) -> bool:
-        """Refuse connections beyond the limit, as each has a thread."""
+        """Return False, which refuses the connection, beyond the limit: each has a thread."""
         return self.connections.acquire(blocking=False)
+
+    def process_request(self, request, client_address):
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread could be started, so none releases it
+            self.connections.release()
+            raise
 
     def process_request_thread(self, request, client_address):
         try:
@@ -125,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection to the worker."""
 
     server: Worker  # pyright: ignore[reportIncompatibleVariableOverride]
-    # Seconds that a client may stay silent.
+    # Seconds that a client may stay silent. The base class reads these four.
     timeout = 30.0
     protocol_version = "HTTP/1.1"
     server_version = "diffucoder"
@@ -146,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(400, str(error))
         if len(programs) > self.server.queue_size:
             return self.refuse(
-                413, f"{len(programs)} jobs: at most {self.server.queue_size} at once"
+                413, f"{len(programs)} jobs: at most {self.server.queue_size}, the worker's --queue"
             )
         if not self.server.reserve(len(programs)):
             return self.refuse(503, "the queue is full")
@@ -161,7 +174,7 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(200, answer)
 
     def is_admitted(self, path: str) -> bool:
-        """Whether a request has the token and this path; refuse it otherwise."""
+        """Return whether a request has the token and this path; answer it with 401 or 404 if not."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token):
             self.refuse(401, "the token is missing or wrong")
@@ -195,19 +208,22 @@ class Handler(BaseHTTPRequestHandler):
         if status == 503:
             self.send_header("Retry-After", "1")
         if status != 200 or self.close_connection:
-            # This closes the connection: the unread rest must not be taken for the next request.
+            # The base class then closes the connection. A refused request may have an unread body,
+            # which would otherwise be read as the next request.
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args):
-        # Anyone may send a request line, so it may contain anything.
+        # A request line may hold escape sequences, which a terminal would obey.
         logger.info("%s", printable(format % args))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpWorkers(Executor):
-    """Runs programs on workers: each batch goes to one in turn, and after a failure to the next.
+    """Runs programs on workers.
+
+    The workers take the batches in turn. A batch that fails goes to the next worker.
 
     Attributes:
         urls: addresses of the workers, such as http://127.0.0.1:8700.
@@ -240,7 +256,7 @@ class HttpWorkers(Executor):
             # Too large for one request: send it in halves, down to single programs.
             first = self.send(client, programs[:half], turn, cancel)
             return first + self.send(client, programs[half:], turn, cancel)
-        # Batch 1 with two workers: the second one, then the first, the second, ...
+        # Batch 1 with two workers: the second one, and after a failure the first.
         url = self.urls[turn % len(self.urls)]
         headers = {"Authorization": f"Bearer {client}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
@@ -248,11 +264,15 @@ class HttpWorkers(Executor):
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                 return read_results(answer.read(), programs)
         except urllib.error.HTTPError as error:
-            with error:
+            said = ""
+            # The explanation may be cut off, and is not worth losing the status for.
+            with error, suppress(OSError, HTTPException):
                 said = printable(error.read(1000).decode("utf-8", "replace"))
             reason = f"{url} answered {error.code} {said} ({error.reason})"
-            # Other workers would answer the same; 503 and the rest are tried again.
-            if error.code in (400, 401, 404, 413):
+            # The request is wrong, so that another attempt would fail too.
+            if error.code in (400, 413):
+                raise ValueError(reason) from error
+            if error.code in (401, 404):
                 raise ValueError(f"{reason}: check the address and {TOKEN_VARIABLE}") from error
             raise OSError(reason) from error
         except (OSError, HTTPException) as error:
