@@ -5,6 +5,7 @@ Functions and classes of pytest are run here, without pytest; TestCases by unitt
 the standard library only.
 """
 
+import importlib
 import inspect
 import itertools
 import sys
@@ -27,7 +28,7 @@ Marks = list[Any]
 def make_fit(source: str):
     """Prepare the frameworks that a test mentions."""
     if "unittest" in source:
-        unittest.main = shim.main
+        importlib.import_module("unittest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
     shim.install_shim()
 
 

@@ -9,30 +9,22 @@ Python's `except` accepts only classes, so each exception class of the program h
 (`ErrorClass`). Imports the standard library only.
 """
 
+import functools
+import importlib
 import re
 import types
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from untrusted.inside import wire
+from untrusted.inside import operations, wire
 from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.deferred import asyncio
-from untrusted.inside.operations import (
-    BINARY,
-    COMPARISONS,
-    CONVERSIONS,
-    IMMUTABLE,
-    MUTABLE,
-    OPERATORS,
-    OTHERS,
-    TEXTS,
-    Function,
-)
+from untrusted.inside.operations import IMMUTABLE, MUTABLE, OPERATORS, Function
 
 # Special methods that use the plain value of such an object instead of the object's own methods.
-BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
+BY_CONTENT = {f"__{name}__" for name in (*operations.COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # Attributes of numbers and of differences of dates.
 NUMBER_NAMES = ("real", "imag", "numerator", "denominator", "days", "seconds", "microseconds")
@@ -46,7 +38,13 @@ KINDS: dict[Any, Any] = {
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are always those of the handle, even if a test names them explicitly.
-LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
+LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*operations.COMPARISONS, "copy", "deepcopy")}
+# Methods of plain types and arrays that judge a value, or list what is in it.
+QUESTIONS = """
+    startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
+    is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
+    isspace istitle isupper intersection union difference symmetric_difference keys values items
+"""
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
 # Marks a missing plain value, because None is a plain value.
@@ -333,11 +331,11 @@ def special(name: str) -> Function:
 
     def method(self, /, *arguments):
         # The program makes texts: a test only shows or formats them.
-        content = NOTHING if name in TEXTS else content_of(self, operator)
+        content = NOTHING if name in operations.TEXTS else content_of(self, operator)
         if content is not NOTHING and operator in OPERATORS:
             return OPERATORS[operator](content, *arguments)
         result = ask("special", operator, self, *arguments)
-        return unless_tainted(self, result, strict=name in CONVERSIONS)
+        return unless_tainted(self, result, strict=name in operations.CONVERSIONS)
 
     return method
 
@@ -402,12 +400,12 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
     return method
 
 
-for _name in (*CONVERSIONS, *TEXTS, *OTHERS, "enter", "aenter"):
+for _name in (*operations.CONVERSIONS, *operations.TEXTS, *operations.OTHERS, "enter", "aenter"):
     if f"__{_name}__" not in vars(Handle):
         setattr(Handle, f"__{_name}__", special(_name))
-for _name in COMPARISONS:
+for _name in operations.COMPARISONS:
     setattr(Handle, f"__{_name}__", comparison(f"__{_name}__"))
-for _name in (*BINARY, "divmod"):
+for _name in (*operations.BINARY, "divmod"):
     setattr(Handle, f"__{_name}__", arithmetic(_name))
     setattr(Handle, f"__r{_name}__", arithmetic(_name, reflected=True))
     setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
@@ -437,6 +435,71 @@ def build_handle(form: Fields):
         handle = KINDS[kind].__new__(VALUED[kind], content)
     facts_of(handle).update(kind=kind, content=content)
     return handle
+
+
+# What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
+
+
+def type_of(value):
+    """Return the class of a value; for a handle, a handle of its class."""
+    return ask("type", value) if isinstance(value, Handle) else type(value)
+
+
+def is_callable(value) -> bool:
+    """Whether a value can be called. Every handle can, so the program's object is asked."""
+    if not isinstance(value, Handle):
+        return callable(value)
+    try:
+        return ask("get", value, "__call__") is not None
+    except AttributeError:
+        return False
+
+
+@functools.cache
+def empty_array_class() -> Any:
+    """Make the class of empty arrays that are not compared with what is not empty.
+
+    Numpy would stretch the other side: `(np.array([]) == np.array([1])).all()` is True.
+    """
+    numpy: Any = importlib.import_module("numpy")
+
+    class Empty(numpy.ndarray):
+        def __array_ufunc__(self, ufunc, method, *operands, **options):
+            if any(map(numpy.size, operands)):
+                raise cannot_judge("an empty array is compared with what is not empty")
+            return getattr(ufunc, method)(*map(numpy.asarray, operands), **options)
+
+    return Empty
+
+
+def measure(value: Any, is_close: bool = False):
+    """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
+    is_empty = is_close and type(value) is list and value in ([], [[]])
+    array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
+    return array.view(empty_array_class()) if wire.is_array(array) and not array.size else array
+
+
+def call_method(subject, name: str, /, *arguments, **keywords):
+    """Call a method, with a single message if it is an object of the program."""
+    if not isinstance(subject, Handle):
+        return getattr(subject, name)(*arguments, **keywords)
+    # Questions about a plain value are answered by it, unless the test has made the object.
+    asks = name in QUESTIONS.split() and not is_made(subject)
+    if asks and hasattr(content := content_of(subject), name):
+        return getattr(content, name)(*arguments, **keywords)
+    result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
+    if asks and (arguments or isinstance(result, bool)):
+        if not isinstance(result, Handle):
+            raise cannot_judge(f"an object of the program decides {name}")
+        copy_facts(result, subject, tainted=True)
+    # A method that has seen the expected value must agree with the plain type's own:
+    # result.replace("Hello", "")
+    method = getattr(facts_of(subject)["content"], name, None)
+    is_answer = not isinstance(result, Handle) and all(map(is_plain_data, arguments))
+    if arguments and method and is_answer and method(*arguments, **keywords) != result:
+        raise no_verdict(subject, name)
+    # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
+    return note_made(result) if name[:1].isupper() and "_" not in name else result
 
 
 # Exceptions

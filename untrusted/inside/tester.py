@@ -21,33 +21,12 @@ from importlib.machinery import PathFinder
 from itertools import islice
 from typing import Any
 
-from untrusted.inside import checks, frameworks, patches
+from untrusted.inside import checks, frameworks, handles, patches
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import decode_kind, find_type
-from untrusted.inside.handles import (
-    NOTHING,
-    PLAIN,
-    Handle,
-    TestSide,
-    be_strict,
-    build_handle,
-    cannot_judge,
-    catching,
-    error_class,
-    facts_of,
-    is_theirs,
-)
-from untrusted.inside.names import (
-    ProgramFinder,
-    TestModule,
-    genuine_imports,
-    is_callable,
-    measure,
-    method_call,
-    namespace,
-    type_of,
-)
+from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
+from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
 from untrusted.inside.operations import BINARY, OPERATORS, method_of
 from untrusted.inside.packages import genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
@@ -153,7 +132,10 @@ class Tester(Peer):
             module == "typing"
             or isinstance(value, type)
             or (is_function and any(map(is_own, value.__annotations__.values())))
-            or (is_own(kind) and (dataclasses.is_dataclass(value) or PLAIN & {*kind.__mro__}))
+            or (
+                is_own(kind)
+                and (dataclasses.is_dataclass(value) or handles.PLAIN & {*kind.__mro__})
+            )
         ):
             self.doubts.append(f"hands a {kind.__name__} of its own to the program")
         self.has_crossed |= top_of(module) in self.packages
@@ -174,15 +156,14 @@ class Tester(Peer):
         value = self.named.get(name) or find_type(name)
         if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
-        return value if name in self.named else catching(value)
+        return value if name in self.named else handles.catching(value)
 
     def build(self, form):
         if form["k"] == "error class":
-            return error_class(
-                str(form["n"]), form["d"], [decode_kind(base, self.decode) for base in form["b"]]
-            )
+            bases = [decode_kind(base, self.decode) for base in form["b"]]
+            return handles.error_class(str(form["n"]), form["d"], bases)
         self.has_crossed |= form["k"] == "object"
-        return build_handle(form)
+        return handles.build_handle(form)
 
     # Requests of the program
 
@@ -359,19 +340,12 @@ class Tester(Peer):
 
     # Other methods that a prepared test calls (`checks.prepare`)
 
-    catching = staticmethod(catching)
-    be_strict = staticmethod(be_strict)
-    call_method = staticmethod(method_call)
-    type_of = staticmethod(type_of)
-    is_callable = staticmethod(is_callable)
-    measure = staticmethod(measure)
-
     def identify(self, value):
         """Return an operand of `is`. Raises if another one is its equal, maybe as a copy."""
         # Not what cannot be hashed: containers are the same object at both ends.
         with suppress(TypeError):
             same = self.identified.setdefault((type(value), value), value)
-            if type(value) in PLAIN and same is not value:
+            if type(value) in handles.PLAIN and same is not value:
                 raise cannot_judge("the test asks whether a value is the same object as its equal")
         return value
 
@@ -441,7 +415,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     finder = ProgramFinder(TestModule("program"), source)
     sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
-    scope |= {"__file__": FILE, checks.TESTER: tester}
+    scope |= {"__file__": FILE, checks.TESTER: tester, checks.HANDLES: handles}
     if changed:
         checks.change_assertions(checks.nodes_of(tree))
     nodes = checks.nodes_of(tree)
@@ -480,8 +454,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
 def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
     # `exit()` is defined in _sitebuiltins. `sys.exit()` has no frame of its own, so the last one is
-    # that of the test or of `method_call`.
-    ours = (FILE, method_call.__code__.co_filename)
+    # that of the test or of `call_method`.
+    ours = (FILE, handles.call_method.__code__.co_filename)
     files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
     raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
