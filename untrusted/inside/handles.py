@@ -14,6 +14,7 @@ import importlib
 import re
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -237,13 +238,10 @@ class Handle:
             return ask("special", "__contains__", self, item)
         if (content := content_of(self)) is not NOTHING:
             return item in content
-        try:
-            items = iter(self)
-        except TypeError:
-            items = iter(())
-        # `__contains__` of the program could lie, so search the items that it yields.
-        if any(item is other or item == other for other in items):
-            return True
+        # `__contains__` of the program could lie, so search the items that it yields, if any.
+        with suppress(TypeError):
+            if any(item is other or item == other for other in self):
+                return True
         if is_made(self) and ask("special", "__contains__", self, item):
             raise cannot_judge("an object of the program contains an item that it does not yield")
         return False

@@ -86,7 +86,7 @@ class TestModule(types.ModuleType):
     def __delattr__(self, name: str):
         # `mock.patch` deletes a name to undo a patch; the program then restores the original.
         if name in TestSide.peer.program_names:
-            ask("unpatch", TestSide.peer.main, name)
+            ask("patch", TestSide.peer.main, name)
         self.__dict__.pop(name, None)
 
 

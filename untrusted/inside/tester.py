@@ -14,25 +14,24 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator, ValuesView
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from itertools import islice
 from typing import Any
 
-from untrusted.inside import checks, frameworks, handles, patches
+from untrusted.inside import checks, frameworks, handles, patches, wire
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import decode_kind, find_type
 from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
 from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
-from untrusted.inside.operations import BINARY, OPERATORS, method_of
+from untrusted.inside.operations import BINARY, OPERATORS, call_special
 from untrusted.inside.packages import genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, show_lines
-from untrusted.inside.wire import is_array
 
 FILE = "test.py"
 # Modules whose objects can decide a test: they equal anything, skip, or fail.
@@ -49,6 +48,8 @@ FORMATS = {"format", "format_map"}
 SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
     f"__{name}__" for name in ("call", "missing", "enter", "exit", "aenter", "aexit")
 }
+# What the program may do with objects of the test.
+REQUESTS: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "special": call_special}
 # Attributes that a test may replace by assignment; the program's process gets the same value.
 FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (builtins, "input"))
 # Names with a meaning for test frameworks, which the program's objects must not have.
@@ -120,22 +121,15 @@ class Tester(Peer):
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
         # What the border supports only in part
+        is_data = dataclasses.is_dataclass(value) or not handles.PLAIN.isdisjoint(kind.__mro__)
         if (
-            inspect.iscoroutinefunction(value)
-            or kind is types.CoroutineType
-            or module.startswith("asyncio")
+            # The program may await them, or need their fields, plain value or type.
+            module.startswith(("asyncio", "typing"))
             or "Async" in kind.__name__
-        ):
-            self.doubts.append("hands what is awaited to the program")
-        # The program may need their fields, plain value or type.
-        elif (
-            module == "typing"
-            or isinstance(value, type)
+            or isinstance(value, type | types.CoroutineType)
+            or inspect.iscoroutinefunction(value)
             or (is_function and any(map(is_own, value.__annotations__.values())))
-            or (
-                is_own(kind)
-                and (dataclasses.is_dataclass(value) or handles.PLAIN & {*kind.__mro__})
-            )
+            or (is_own(kind) and is_data)
         ):
             self.doubts.append(f"hands a {kind.__name__} of its own to the program")
         self.has_crossed |= top_of(module) in self.packages
@@ -173,58 +167,45 @@ class Tester(Peer):
         The program may call it, read and set its attributes, and use the special methods that
         operators and statements call.
         """
-        if operation not in ("get", "set", "special"):
-            raise BorderError(f"operation {operation!r:.40}")
         subject, name, *rest = arguments
-        # Only objects that have crossed by number.
-        if id(subject) not in self.own_numbers:
-            raise BorderError(f"{operation}: not an object of the test")
-        is_output = any(subject is output for output in self.outputs)
-        # A format string of the program could read any attribute of the test's objects.
-        if subject is str.format or subject is str.format_map:
-            raise BorderError("formatting with a text of the program")
+        if operation not in REQUESTS or self.is_refused(operation, subject, name):
+            raise AttributeError(
+                f"a program cannot {operation} {name!r:.40} of this object of the test"
+            )
         try:
-            if operation == "special":
-                if (
-                    name not in SPECIALS
-                    or (name in TEXTS and isinstance(subject, CLOSED))
-                    or is_output
-                ):
-                    raise BorderError("a special method that no operator calls")
-                return method_of(subject, name)(*rest, **keywords)
-            self.check_attribute(operation, subject, name, is_output=is_output)
-            return (getattr if operation == "get" else setattr)(subject, name, *rest)
+            return REQUESTS[operation](subject, name, *rest, **keywords)
         # The program may catch it: `complaint` is reset when the program passes it on.
         except AssertionError as error:
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject, name, *, is_output: bool):
-        """Raise AttributeError for attributes that lead to the test's frames or replace its checks."""
-        if type(name) is not str:
-            raise BorderError("the name of an attribute is not text")
+    def is_refused(self, operation: str, subject, name) -> bool:
+        """Whether an operation leads to the test's frames or values, or replaces its checks."""
+        # Only objects that have crossed by number.
+        if id(subject) not in self.own_numbers or type(name) is not str:
+            return True
+        is_output = any(subject is output for output in self.outputs)
+        is_closed = isinstance(subject, CLOSED)
+        if operation == "special":
+            # A format string of the program could read any attribute of the test's objects.
+            formats = subject is str.format or subject is str.format_map
+            return name not in SPECIALS or (name in TEXTS and is_closed) or formats or is_output
         kinds = type(subject).__mro__
         # The classes that define the attribute, nearest first.
         owners = [kind for kind in kinds if name in vars(kind)]
-        refused = (
+        return (
             any(top_of(kind.__module__) in VERDICTS for kind in owners)
             or name.startswith("_")
-            or isinstance(subject, CLOSED)
+            or is_closed
             or (name in FORMATS and str in kinds)
             # Of a generator, only the steps: `gi_frame` leads to the test.
             or (kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS)
             # The program can write into the test's streams, and read nothing from them.
             or (is_output and name not in WRITING)
             # Set only data attributes of instances of the test's own classes.
-            or (
-                operation == "set"
-                and (not is_own(kinds[0]) or callable(getattr(kinds[0], name, None)))
-            )
+            or (operation == "set" and not is_own(kinds[0]))
+            or (operation == "set" and callable(getattr(kinds[0], name, None)))
         )
-        if refused:
-            raise AttributeError(
-                f"a program cannot {operation} {name!r:.40} of this object of the test"
-            )
 
     # What both ends share
 
@@ -246,8 +227,7 @@ class Tester(Peer):
                 known[1] = now
                 if name in ("stdout", "stderr"):
                     self.outputs += [now, getattr(now, "buffer", None)]
-                value = () if now is original else (now,)
-                super().do("patch" if value else "unpatch", target, name, *value)
+                super().do("patch", target, name, *(() if now is original else (now,)))
         self.changed = set()
         try:
             result = super().do(operation, *arguments, **keywords)
@@ -283,17 +263,15 @@ class Tester(Peer):
             return compute()
         self.is_restored = True
         written = now = NOTHING
+        self.swap()
         try:
-            self.swap()
-            try:
-                written = copy_containers(compute())
-            finally:
-                self.swap()
-            if only_reads:
-                with suppress(Exception):
-                    now = copy_containers(compute())
+            written = copy_containers(compute())
             return written
         finally:
+            self.swap()
+            if only_reads:
+                with suppress(BaseException):
+                    now = copy_containers(compute())
             self.is_restored = False
             if written is NOTHING or not are_same(written, now):
                 self.doubts.append(changed := "compares with data that the program has changed")
@@ -359,27 +337,26 @@ class Tester(Peer):
 
 
 def copy_containers(value):
-    """Copy the containers in a value, and what its views and iterators yield."""
+    """Copy the containers in a value; list what iterators and views of values yield."""
     kind = type(value)
     if isinstance(value, Handle) or is_own(kind):
         return value
     if issubclass(kind, Iterator | ValuesView):
         return [*map(copy_containers, islice(value, 100_000))]
-    if issubclass(kind, KeysView):
-        return dict.fromkeys(value).keys()
-    if issubclass(kind, ItemsView):
-        return dict(value).items()
-    if kind in (list, set, tuple):
-        return kind(map(copy_containers, value))
-    if kind is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
-    return copy.copy(value) if kind in CONTAINERS.values() or is_array(value) else value
+    if tag := wire.tag_of(value):
+        parts, build = wire.TAGS[tag]
+        return build(*wire.convert_all(parts(value), copy_containers))
+    if kind in CONTAINERS.values() or wire.is_array(value):
+        copied = copy.copy(value)
+        fill(copied, wire.convert_all(items_of(value), copy_containers))
+        return copied
+    return value
 
 
 def are_same(one, other) -> bool:
     """Whether two values are known to be equal; arrays, if all of their elements are."""
     with suppress(Exception):
-        return one.tobytes() == other.tobytes() if is_array(one) else bool(one == other)
+        return one.tobytes() == other.tobytes() if wire.is_array(one) else bool(one == other)
     return False
 
 
