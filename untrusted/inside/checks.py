@@ -30,12 +30,12 @@ REFUSED = re.compile(
     re.MULTILINE,
 )
 # What the border carries only in part: looking into objects, records and threads, shared memory,
-# class patterns, identity with an attribute of a module, comparison with a builtin.
+# class patterns, tasks that may be cancelled, identity with an attribute of a module, comparison with a builtin.
 MODULE = "|".join(sorted({*sys.stdlib_module_names, "np", "numpy"}))
 DOUBTFUL = re.compile(
     r"\b(?:inspect|gc|weakref|traceback|threading|concurrent|logging|warnings)\b"
     r"|\bassert.*\b(?:get)?cwd\(|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b"
-    r"|\bcase [A-Z]\w*\("
+    r"|\bcase [A-Z]\w*\(|\bCancelledError\b|\basyncio\.create_task\b"
     rf"|\bis (?:not )?(?:{MODULE})\.\w+"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
 )
@@ -308,16 +308,12 @@ class TestPreparation:
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
         nodes = nodes_of(side)
-        names = names_in(nodes)
         # Inside a lambda, these would no longer act on the enclosing function.
-        immovable = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-        if (
-            isinstance(side, ast.Starred)
-            or any(isinstance(node, immovable) for node in nodes)
-            or self.depends(side)
-            # literals need no protection
-            or not names
-        ):
+        kinds = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+        is_movable = not any(isinstance(node, kinds) for node in nodes)
+        # Literals, without names, need no protection.
+        is_changeable = is_movable and names_in(nodes) and not self.depends(side)
+        if isinstance(side, ast.Starred) or not is_changeable:
             return side
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return build_call(TESTER, "as_written", compute, ast.Constant(self.only_reads(nodes)))

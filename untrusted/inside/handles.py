@@ -95,11 +95,6 @@ def is_plain_data(value) -> bool:
     return type(value) in PLAIN or wire.is_array(value) or wire.numpy_kind(value) == "number"
 
 
-def is_plain_result(result) -> bool:
-    """Whether a result is plain data, or an object that derives from an immutable plain type."""
-    return not is_theirs(result) or isinstance(result, tuple(VALUED.values()))
-
-
 def facts_of(handle) -> Fields:
     """Return what the border knows about a handle's object.
 
@@ -310,13 +305,9 @@ def yield_items(handle, iterator) -> Iterator[Any]:
 async def drive(awaited: list[Any]):
     """Await an object in the program, in slices between which other tasks of the test run."""
     task = ask("start task", *awaited)
-    try:
-        # None while it runs, then a tuple of its result, which may be None itself.
-        while not (ended := ask("run task", task, SLICE, False)):
-            await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        ask("run task", task, 1, True)
-        raise
+    # None while it runs, then a tuple of its result, which may be None itself.
+    while not (ended := ask("run task", task, SLICE)):
+        await asyncio.sleep(0)
     return ended[0]
 
 
@@ -391,7 +382,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
             return copy_facts(result, self)
         # An object without a plain value could return any plain result. If the result is an object,
         # it has now seen the expected value, as in `abs(f(x) - 1.5) < 1e-6`.
-        if is_plain_result(result):
+        if not is_theirs(result) or isinstance(result, tuple(VALUED.values())):
             raise no_verdict(self, name)
         return copy_facts(result, self, tainted=True)
 

@@ -40,17 +40,15 @@ def genuine_imports(code: str) -> Fields:
     "import numpy as np; from math import isclose" -> {"np": numpy, "isclose": math.isclose}
     """
     names = {}
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return names
-    for statement in body:
-        # A later definition of a name hides the import.
-        for name in checks.names_of(checks.nodes_of(statement))[1]:
-            names.pop(name, None)
-        if is_import_of_library(statement):
-            with suppress(ImportError):
-                exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
+    # A program that cannot be parsed fails by itself.
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for statement in ast.parse(code).body:
+            # A later definition of a name hides the import.
+            for name in checks.names_of(checks.nodes_of(statement))[1]:
+                names.pop(name, None)
+            if is_import_of_library(statement):
+                with suppress(ImportError):
+                    exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
     return names
 
 

@@ -117,15 +117,13 @@ def event_loop():
     return asyncio.new_event_loop()
 
 
-def run_task(task, seconds: float, cancelled: bool) -> tuple[Any] | None:
+def run_task(task, seconds: float) -> tuple[Any] | None:
     """Run the event loop until the task ends or `seconds` have passed.
 
     Returns the task's result in a tuple, or None if it has not ended.
     """
-    if cancelled:
-        task.cancel()
     event_loop().run_until_complete(asyncio.wait([task], timeout=seconds))
-    return (task.result(),) if task.done() and not cancelled else None
+    return (task.result(),) if task.done() else None
 
 
 # All operations by name.

@@ -108,8 +108,7 @@ class Peer:
 
     def share_environment(self):
         """Share the environment with the other end, in Python's internal form."""
-        environ: dict = getattr(os.environ, "_data")  # noqa: B009 (pyright knows no such attribute)
-        self.shared.add("environ", environ)
+        self.shared.add("environ", vars(os.environ)["_data"])
 
     # Values
 
@@ -268,13 +267,11 @@ class Peer:
     def answer(self, operation: str, arguments: list, keywords: Fields):
         """Carry out an operation for the other end and send the result."""
         try:
-            what = "return"
-            result = self.carry_out(operation, arguments, keywords)
+            what, result = "return", self.carry_out(operation, arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
-            what = "raise"
-            result = error
+            what, result = "raise", error
         # A result that is nested too deeply to be sent ends this process, or the test.
         with self.lock:
             self.send(what, [result], {})
