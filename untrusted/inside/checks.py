@@ -30,12 +30,13 @@ REFUSED = re.compile(
     re.MULTILINE,
 )
 # What the border carries only in part: looking into objects, records and threads, shared memory,
-# class patterns, tasks that may be cancelled, identity with an attribute of a module, comparison with a builtin.
+# class patterns, tasks that may be cancelled, identity with an attribute of a module, comparison with
+# a builtin.
 MODULE = "|".join(sorted({*sys.stdlib_module_names, "np", "numpy"}))
 DOUBTFUL = re.compile(
     r"\b(?:inspect|gc|weakref|traceback|threading|concurrent|logging|warnings)\b"
     r"|\bassert.*\b(?:get)?cwd\(|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b"
-    r"|\bcase [A-Z]\w*\(|\bCancelledError\b|\basyncio\.create_task\b"
+    r"|\bcase [A-Z]\w*\(|\bCancelledError\b|\basyncio\.(?:create_task|timeout|wait_for)\b"
     rf"|\bis (?:not )?(?:{MODULE})\.\w+"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
 )

@@ -160,13 +160,9 @@ class Peer:
         if entry.key in self.message_keys:
             return {"t": "same", "id": entry.key}
         kind = type(container)
-        return {
-            "t": "container",
-            "id": entry.key,
-            "kind": kind.__name__,
-            "with": self.encode(getattr(container, EXTRAS[kind])) if kind in EXTRAS else None,
-            "v": self.encode_items(entry),
-        }
+        extra = self.encode(getattr(container, EXTRAS[kind])) if kind in EXTRAS else None
+        form = {"t": "container", "id": entry.key, "kind": kind.__name__, "with": extra}
+        return form | {"v": self.encode_items(entry)}
 
     def encode_items(self, entry: Shared) -> list:
         self.message_keys.add(entry.key)

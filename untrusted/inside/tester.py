@@ -93,10 +93,8 @@ class Tester(Peer):
         super().__init__(channel)
         TestSide.peer = self
         sys.argv = [PROGRAM_FILE]
-        self.followed = {}
+        self.followed = {key: [getattr(*key), getattr(*key)] for key in FOLLOWED}
         self.outputs = []
-        for module, name in FOLLOWED:
-            self.follow(module, name, getattr(module, name))
         # The methods that may end a loop; if the test expects it, also `send`.
         self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
         if "env" in source:
