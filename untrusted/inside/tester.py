@@ -79,7 +79,6 @@ class Tester(Peer):
         is_restored: whether the original content of changed containers is being read.
         original: containers of the test by key, with the items that they had before the program
             first changed them.
-        changed: keys of the containers that the latest operation has changed.
         identified: values of plain types that the test has compared by `is`.
         checked: number of executed checks.
         held: number of changed assertions that held (`checks.change_assertions`).
@@ -106,7 +105,6 @@ class Tester(Peer):
         self.has_crossed = False
         self.named = {}
         self.original = {}
-        self.changed = set()
         self.is_restored = False
         self.identified = {}
         self.checked = self.held = 0
@@ -211,7 +209,6 @@ class Tester(Peer):
         # Keep the original items of the test's own containers before their first change.
         if entry.key.startswith(self.side):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
-            self.changed.add(entry.key)
 
     def follow(self, target, name: str, original):
         """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
@@ -226,7 +223,6 @@ class Tester(Peer):
                 if name in ("stdout", "stderr"):
                     self.outputs += [now, getattr(now, "buffer", None)]
                 super().do("patch", target, name, *(() if now is original else (now,)))
-        self.changed = set()
         try:
             result = super().do(operation, *arguments, **keywords)
         # The program has passed the assertion on to the test.
@@ -242,9 +238,8 @@ class Tester(Peer):
         return result
 
     def forget(self):
-        """Drop the original content of what the latest operation was meant to change."""
-        for key in self.changed:
-            self.original.pop(key, None)
+        """Drop the original content: the test has asked for a change, as in `sort(data)`."""
+        self.original.clear()
 
     def as_written(self, compute: Callable[[], Any], only_reads: bool):
         """Compute a value from the test's containers without the program's changes.
