@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-# The name of the `Tester` in a prepared test, which calls its methods.
+# The names of the `Tester` and of the module `handles` in a prepared test, which calls their functions.
 TESTER = "__tester__"
+HANDLES = "__handles__"
 # Prefixes of functions that check something when they are called or used in a `with` statement.
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
@@ -29,12 +30,13 @@ REFUSED = re.compile(
     re.MULTILINE,
 )
 # What the border carries only in part: looking into objects, records and threads, shared memory,
-# class patterns, identity with an attribute of a module, comparison with a builtin.
+# class patterns, tasks that may be cancelled, identity with an attribute of a module, comparison with
+# a builtin.
 MODULE = "|".join(sorted({*sys.stdlib_module_names, "np", "numpy"}))
 DOUBTFUL = re.compile(
     r"\b(?:inspect|gc|weakref|traceback|threading|concurrent|logging|warnings)\b"
     r"|\bassert.*\b(?:get)?cwd\(|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b"
-    r"|\bcase [A-Z]\w*\("
+    r"|\bcase [A-Z]\w*\(|\bCancelledError\b|\basyncio\.(?:create_task|timeout|wait_for)\b"
     rf"|\bis (?:not )?(?:{MODULE})\.\w+"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
 )
@@ -166,21 +168,21 @@ def parts_of(node, *fields: str) -> Nodes:
     return [part for parts in values for part in (parts if isinstance(parts, list) else [parts])]
 
 
-def method_of_tester(name: str) -> ast.Attribute:
-    """Build `__tester__.name`. `prepare` fills in its position."""
-    return ast.Attribute(ast.Name(TESTER, ast.Load()), name, ast.Load())
+def member(owner: str, name: str) -> ast.Attribute:
+    """Build `owner.name`. `prepare` fills in its position."""
+    return ast.Attribute(ast.Name(owner, ast.Load()), name, ast.Load())
 
 
-def call_tester(name: str, *arguments):
-    """Build `__tester__.name(*arguments)`."""
-    return ast.Call(method_of_tester(name), list(arguments), [])
+def build_call(owner: str, name: str, *arguments):
+    """Build `owner.name(*arguments)`."""
+    return ast.Call(member(owner, name), list(arguments), [])
 
 
-def wrap(name: str, side: ast.expr, *arguments) -> ast.expr:
-    """Build `__tester__.name(side, *arguments)`, unless the side is a literal or starred."""
+def wrap(owner: str, name: str, side: ast.expr, *arguments) -> ast.expr:
+    """Build `owner.name(side, *arguments)`, unless the side is a literal or starred."""
     if isinstance(side, ast.Constant | ast.Starred):
         return side
-    return call_tester(name, side, *map(ast.Constant, arguments))
+    return build_call(owner, name, side, *map(ast.Constant, arguments))
 
 
 # Functions that only read plain data. What they make of the test's data can be computed twice.
@@ -283,7 +285,8 @@ class TestPreparation:
                 [node.left, *node.comparators], type(node.ops[0]).__name__
             )
         elif isinstance(node, ast.BinOp) and self.has_arrays:
-            node.left, node.right = wrap("measure", node.left), wrap("measure", node.right)
+            node.left = wrap(HANDLES, "measure", node.left)
+            node.right = wrap(HANDLES, "measure", node.right)
         elif isinstance(node, ast.Call):
             name = name_of(node.func)
             if name in COMPARING or self.is_checking(node):
@@ -296,33 +299,29 @@ class TestPreparation:
         is_theirs = any(map(self.depends, sides))
         # Is, IsNot, assertIs. Not as written, because a copy is another object.
         if "Is" in name:
-            return [wrap("identify", side) for side in sides] if is_theirs else sides
+            return [wrap(TESTER, "identify", side) for side in sides] if is_theirs else sides
         if is_theirs:
             sides = [*map(self.as_written, sides)]
         if self.has_arrays and "In" not in name:
-            sides = [wrap("measure", side, "close" in name) for side in sides]
+            sides = [wrap(HANDLES, "measure", side, "close" in name) for side in sides]
         return sides
 
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
         nodes = nodes_of(side)
-        names = names_in(nodes)
         # Inside a lambda, these would no longer act on the enclosing function.
-        immovable = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-        if (
-            isinstance(side, ast.Starred)
-            or any(isinstance(node, immovable) for node in nodes)
-            or self.depends(side)
-            # literals need no protection
-            or not names
-        ):
+        kinds = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+        is_movable = not any(isinstance(node, kinds) for node in nodes)
+        # Literals, without names, need no protection.
+        is_changeable = is_movable and names_in(nodes) and not self.depends(side)
+        if isinstance(side, ast.Starred) or not is_changeable:
             return side
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
-        return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
+        return build_call(TESTER, "as_written", compute, ast.Constant(self.only_reads(nodes)))
 
     def catching(self, kind: ast.expr) -> ast.expr:
-        """Wrap a class of exceptions in `__tester__.catching(kind)` if the program chooses it."""
-        return wrap("catching", kind) if self.depends(kind) else kind
+        """Wrap a class of exceptions in `__handles__.catching(kind)` if the program chooses it."""
+        return wrap(HANDLES, "catching", kind) if self.depends(kind) else kind
 
     def only_reads(self, nodes: Nodes) -> bool:
         """Whether an expression calls nothing but functions that read plain data, or the test's own."""
@@ -364,12 +363,12 @@ class TestPreparation:
         for statement in statements:
             yield statement
             if self.is_check(statement):
-                yield ast.Expr(call_tester("note_check"))
+                yield ast.Expr(build_call(TESTER, "note_check"))
             # Not results.append(f(data)), which keeps what `f` has returned
             match statement:
                 case ast.Expr(ast.Call(args=args) as call) if root_of(call) in self.theirs:
                     if not any(map(self.depends, args)):
-                        yield ast.Expr(call_tester("forget"))
+                        yield ast.Expr(build_call(TESTER, "forget"))
 
     def apply(self, node):
         """Prepare one node."""
@@ -388,11 +387,11 @@ class TestPreparation:
                     last = statement.end_lineno
             for item in node.items:
                 line = ast.Constant(last)
-                item.context_expr = call_tester("be_strict", item.context_expr, line)
+                item.context_expr = build_call(HANDLES, "be_strict", item.context_expr, line)
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if isinstance(node, ast.Try) and complains(node):
             for handler in node.handlers:
-                handler.body.insert(0, ast.Expr(call_tester("note_check")))
+                handler.body.insert(0, ast.Expr(build_call(TESTER, "note_check")))
         for part in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, part, None), list):
                 setattr(node, part, [*self.count(statements)])
@@ -401,13 +400,13 @@ class TestPreparation:
 def ask_for_classes(node):
     """Replace operations that Python would apply to the handle instead of the program's object.
 
-    type(x), x.__class__ -> __tester__.type_of(x)
-    callable(x) -> __tester__.is_callable(x)
-    x.f(1) -> __tester__.call_method(x, "f", 1): one message, not two
+    type(x), x.__class__ -> __handles__.type_of(x)
+    callable(x) -> __handles__.is_callable(x)
+    x.f(1) -> __handles__.call_method(x, "f", 1): one message, not two
     """
     if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
         # Changed in place, because other nodes refer to this node.
-        node.func = method_of_tester("type_of")
+        node.func = member(HANDLES, "type_of")
         node.args = [node.value]
         node.keywords = []
         node.__class__ = ast.Call
@@ -415,14 +414,14 @@ def ask_for_classes(node):
         return
     match node.func:
         case ast.Name(id="type" | "callable" as name) if len(node.args) == 1:
-            node.func = method_of_tester("type_of" if name == "type" else "is_callable")
-        case ast.Attribute(value, name) if root_of(value) != TESTER:
+            node.func = member(HANDLES, "type_of" if name == "type" else "is_callable")
+        case ast.Attribute(value, name) if root_of(value) not in (TESTER, HANDLES):
             # Special methods are those of the handle, except for the steps of iterators.
             if name in STEPS or not name.startswith("__"):
                 # assertSetEqual calls methods of a set, which may be an object of the program.
                 name = "assertEqual" if name == "assertSetEqual" else name
                 node.args = [value, ast.Constant(name), *node.args]
-                node.func = method_of_tester("call_method")
+                node.func = member(HANDLES, "call_method")
 
 
 def prepare(nodes: Nodes, program: Names):
@@ -448,7 +447,7 @@ def change_assertions(nodes: Nodes):
     """
     for node in nodes:
         if isinstance(node, ast.Assert) and (changed := changed_test(node.test)):
-            node.test = call_tester("note_changed", changed)
+            node.test = build_call(TESTER, "note_changed", changed)
         elif isinstance(node, ast.Assert) and not COMPLAINT.match(ast.unparse(node)):
             node.__class__, node.value = ast.Expr, node.test  # pyright: ignore
 

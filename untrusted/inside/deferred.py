@@ -18,13 +18,6 @@ class Deferred:
     def __getattr__(self, name: str):
         return getattr(importlib.import_module(self._module), name)
 
-    def __setattr__(self, name: str, value):
-        # Other attributes are the module's: `tempfile.tempdir = folder`.
-        if name == "_module":
-            super().__setattr__(name, value)
-        else:
-            setattr(importlib.import_module(self._module), name, value)
-
 
 asyncio: Any = Deferred("asyncio")
 cmath: Any = Deferred("cmath")

@@ -5,6 +5,7 @@ Functions and classes of pytest are run here, without pytest; TestCases by unitt
 the standard library only.
 """
 
+import importlib
 import inspect
 import itertools
 import sys
@@ -27,7 +28,7 @@ Marks = list[Any]
 def make_fit(source: str):
     """Prepare the frameworks that a test mentions."""
     if "unittest" in source:
-        unittest.main = shim.main
+        importlib.import_module("unittest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
     shim.install_shim()
 
 
@@ -36,6 +37,7 @@ class Runner:
 
     Attributes:
         own: objects that the test defines, by name, without objects of the program.
+        module: a module with these.
         kept: values of the fixtures of the file that are kept until its end.
         passed: number of tests that have passed.
         xfailed: whether a test has failed that was expected to.
@@ -43,6 +45,8 @@ class Runner:
 
     def __init__(self, scope: Fields, defined: set[str]):
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
+        self.module = types.ModuleType("test")
+        vars(self.module).update(self.own)
         self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
         self.kept = FixtureValues({}, self.fixtures, None)
         self.passed = 0
@@ -51,21 +55,21 @@ class Runner:
     def run(self, tests: set[str]):
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
         with self.kept.stack:
-            self.run_members(self.own, tests, [])
+            self.run_members(self.module, self.own, tests, [])
         if not self.passed:
             expected = self.xfailed and cannot_judge("the test expects to fail")
             raise expected or AssertionError("no test was run")
 
-    def run_members(self, members: Fields, tests: set[str], marks: Marks, owner=None):
-        """Run the tests among the members of the file, or of the class `owner`.
+    def run_members(self, holder, members: Fields, tests: set[str], marks: Marks):
+        """Run the tests among the members of `holder`, which is a class, or a module for the file.
 
         Args:
             tests: their names.
             marks: marks of what contains it.
         """
         marks = [*marks, *shim.marks_of(members.get("pytestmark"))]
-        kind = "module" if owner is None else "class"
-        with surround(members, kind, owner or types.ModuleType("test")):
+        is_class = isinstance(holder, type)
+        with surround(holder, "class" if is_class else "module", holder):
             # In the order of their definition.
             for name, value in [(n, v) for n, v in members.items() if n in tests]:
                 if isinstance(value, type) and is_case(value):
@@ -74,40 +78,31 @@ class Runner:
                     # Inherited members first
                     bases = reversed(value.__mro__[:-1])
                     inner = {n: getattr(value, n) for base in bases for n in vars(base)}
-                    inner_tests = {
-                        n
-                        for n, v in inner.items()
-                        if n.startswith("Test" if isinstance(v, type) else "test")
-                    }
-                    self.run_members(inner, inner_tests, marks, value)
+                    inner_tests = {n for n, v in inner.items() if is_test(n, v)}
+                    self.run_members(value, inner, inner_tests, marks)
                 elif callable(value):
                     # Each test of a class gets a new object.
-                    instance = owner and owner()
-                    scope = members
-                    if owner:
-                        # Properties may need what `setup_method` prepares.
-                        names = (n for n, v in members.items() if not isinstance(v, property))
-                        scope = {n: getattr(instance, n) for n in names}
-                    self.run_function(name, scope[name], scope, marks, instance)
+                    self.run_function(name, holder() if is_class else holder, members, marks)
 
-    def run_function(self, name: str, function, scope: Fields, marks: Marks, owner):
+    def run_function(self, name: str, holder, members: Fields, marks: Marks):
         """Run a test function for each of its cases.
 
         Args:
-            scope: where fixtures, `setup_function` and the like are looked up.
-            owner: the object that it is a method of.
+            holder: the object that it is a method of, or the module.
+            members: where fixtures are looked up.
         """
-        fixtures = self.fixtures | fixtures_in(scope.values())
+        function = getattr(holder, name)
+        kind = "function" if isinstance(holder, types.ModuleType) else "method"
+        fixtures = self.fixtures | fixtures_in(members.values())
         marks = [*marks, *shim.marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
         for given, case_marks in cases_of(marks):
             if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in case_marks):
                 continue
-            values = FixtureValues({"self": owner, **given}, fixtures, self.kept)
-            kind = "function" if owner is None else "method"
+            values = FixtureValues({"self": holder, **given}, fixtures, self.kept)
             try:
-                with surround(scope, kind, function), values.stack:
+                with surround(holder, kind, function), values.stack:
                     needed = parameters_of(function)
                     found = {n: values[n] for n in (*used, *needed)}
                     outcome = function(**given | {n: found[n] for n in needed})
@@ -124,9 +119,7 @@ class Runner:
                     raise failure_of(name, error) from None
                 # a condition, `raises` or `strict`, beside a reason
                 if any(not isinstance(each, str) for arguments in expected for each in arguments):
-                    raise cannot_judge(
-                        "the test needs pytest itself, for the arguments of xfail"
-                    ) from None
+                    shim.needs_pytest("the arguments of xfail")
                 self.xfailed = True
                 continue
             self.passed += 1
@@ -149,7 +142,7 @@ class FixtureValues(dict[str, Any]):
 
     def __missing__(self, name: str):
         if name not in self.fixtures:
-            raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
+            shim.needs_pytest(f"the fixture {name!r}")
         fixture = self.fixtures[name]
         if fixture.is_kept and self.kept is not None:
             return self.kept[name]
@@ -166,6 +159,11 @@ def failure_of(name: str, error: BaseException) -> AssertionError:
     text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
     failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
     return failure.with_traceback(error.__traceback__)
+
+
+def is_test(name: str, value) -> bool:
+    """Whether a member of a test class is a test."""
+    return name.startswith("Test" if isinstance(value, type) else "test")
 
 
 def is_case(kind: type) -> bool:
@@ -188,12 +186,12 @@ def run_testcase(kind) -> int:
 
 
 @contextmanager
-def surround(scope: Fields, kind: str, argument) -> Iterator[None]:
+def surround(holder, kind: str, argument) -> Iterator[None]:
     """Call the test's `setup_<kind>` and `teardown_<kind>`, with as many arguments as they take."""
     for name in (f"setup_{kind}", f"teardown_{kind}"):
         if name.startswith("teardown"):
             yield
-        if callable(function := scope.get(name)):
+        if callable(function := getattr(holder, name, None)):
             function(*[argument][: len(inspect.signature(function).parameters)])
 
 

@@ -9,30 +9,23 @@ Python's `except` accepts only classes, so each exception class of the program h
 (`ErrorClass`). Imports the standard library only.
 """
 
+import functools
+import importlib
 import re
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from untrusted.inside import wire
+from untrusted.inside import operations, wire
 from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.deferred import asyncio
-from untrusted.inside.operations import (
-    BINARY,
-    COMPARISONS,
-    CONVERSIONS,
-    IMMUTABLE,
-    MUTABLE,
-    OPERATORS,
-    OTHERS,
-    TEXTS,
-    Function,
-)
+from untrusted.inside.operations import IMMUTABLE, MUTABLE, OPERATORS, Function
 
 # Special methods that use the plain value of such an object instead of the object's own methods.
-BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
+BY_CONTENT = {f"__{name}__" for name in (*operations.COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # Attributes of numbers and of differences of dates.
 NUMBER_NAMES = ("real", "imag", "numerator", "denominator", "days", "seconds", "microseconds")
@@ -46,7 +39,13 @@ KINDS: dict[Any, Any] = {
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are always those of the handle, even if a test names them explicitly.
-LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
+LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*operations.COMPARISONS, "copy", "deepcopy")}
+# Methods of plain types and arrays that judge a value, or list what is in it.
+QUESTIONS = """
+    startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
+    is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
+    isspace istitle isupper intersection union difference symmetric_difference keys values items
+"""
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
 # Marks a missing plain value, because None is a plain value.
@@ -94,11 +93,6 @@ def is_theirs(value) -> bool:
 def is_plain_data(value) -> bool:
     """Whether a value is plain data of the test."""
     return type(value) in PLAIN or wire.is_array(value) or wire.numpy_kind(value) == "number"
-
-
-def is_plain_result(result) -> bool:
-    """Whether a result is plain data, or an object that derives from an immutable plain type."""
-    return not is_theirs(result) or isinstance(result, tuple(VALUED.values()))
 
 
 def facts_of(handle) -> Fields:
@@ -239,13 +233,10 @@ class Handle:
             return ask("special", "__contains__", self, item)
         if (content := content_of(self)) is not NOTHING:
             return item in content
-        try:
-            items = iter(self)
-        except TypeError:
-            items = iter(())
-        # `__contains__` of the program could lie, so search the items that it yields.
-        if any(item is other or item == other for other in items):
-            return True
+        # `__contains__` of the program could lie, so search the items that it yields, if any.
+        with suppress(TypeError):
+            if any(item is other or item == other for other in self):
+                return True
         if is_made(self) and ask("special", "__contains__", self, item):
             raise cannot_judge("an object of the program contains an item that it does not yield")
         return False
@@ -314,13 +305,9 @@ def yield_items(handle, iterator) -> Iterator[Any]:
 async def drive(awaited: list[Any]):
     """Await an object in the program, in slices between which other tasks of the test run."""
     task = ask("start task", *awaited)
-    try:
-        # None while it runs, then a tuple of its result, which may be None itself.
-        while not (ended := ask("run task", task, SLICE, False)):
-            await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        ask("run task", task, 1, True)
-        raise
+    # None while it runs, then a tuple of its result, which may be None itself.
+    while not (ended := ask("run task", task, SLICE)):
+        await asyncio.sleep(0)
     return ended[0]
 
 
@@ -333,11 +320,11 @@ def special(name: str) -> Function:
 
     def method(self, /, *arguments):
         # The program makes texts: a test only shows or formats them.
-        content = NOTHING if name in TEXTS else content_of(self, operator)
+        content = NOTHING if name in operations.TEXTS else content_of(self, operator)
         if content is not NOTHING and operator in OPERATORS:
             return OPERATORS[operator](content, *arguments)
         result = ask("special", operator, self, *arguments)
-        return unless_tainted(self, result, strict=name in CONVERSIONS)
+        return unless_tainted(self, result, strict=name in operations.CONVERSIONS)
 
     return method
 
@@ -395,19 +382,19 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
             return copy_facts(result, self)
         # An object without a plain value could return any plain result. If the result is an object,
         # it has now seen the expected value, as in `abs(f(x) - 1.5) < 1e-6`.
-        if is_plain_result(result):
+        if not is_theirs(result) or isinstance(result, tuple(VALUED.values())):
             raise no_verdict(self, name)
         return copy_facts(result, self, tainted=True)
 
     return method
 
 
-for _name in (*CONVERSIONS, *TEXTS, *OTHERS, "enter", "aenter"):
+for _name in (*operations.CONVERSIONS, *operations.TEXTS, *operations.OTHERS, "enter", "aenter"):
     if f"__{_name}__" not in vars(Handle):
         setattr(Handle, f"__{_name}__", special(_name))
-for _name in COMPARISONS:
+for _name in operations.COMPARISONS:
     setattr(Handle, f"__{_name}__", comparison(f"__{_name}__"))
-for _name in (*BINARY, "divmod"):
+for _name in (*operations.BINARY, "divmod"):
     setattr(Handle, f"__{_name}__", arithmetic(_name))
     setattr(Handle, f"__r{_name}__", arithmetic(_name, reflected=True))
     setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
@@ -437,6 +424,71 @@ def build_handle(form: Fields):
         handle = KINDS[kind].__new__(VALUED[kind], content)
     facts_of(handle).update(kind=kind, content=content)
     return handle
+
+
+# What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
+
+
+def type_of(value):
+    """Return the class of a value; for a handle, a handle of its class."""
+    return ask("type", value) if isinstance(value, Handle) else type(value)
+
+
+def is_callable(value) -> bool:
+    """Whether a value can be called. Every handle can, so the program's object is asked."""
+    if not isinstance(value, Handle):
+        return callable(value)
+    try:
+        return ask("get", value, "__call__") is not None
+    except AttributeError:
+        return False
+
+
+@functools.cache
+def empty_array_class() -> Any:
+    """Make the class of empty arrays that are not compared with what is not empty.
+
+    Numpy would stretch the other side: `(np.array([]) == np.array([1])).all()` is True.
+    """
+    numpy: Any = importlib.import_module("numpy")
+
+    class Empty(numpy.ndarray):
+        def __array_ufunc__(self, ufunc, method, *operands, **options):
+            if any(map(numpy.size, operands)):
+                raise cannot_judge("an empty array is compared with what is not empty")
+            return getattr(ufunc, method)(*map(numpy.asarray, operands), **options)
+
+    return Empty
+
+
+def measure(value: Any, is_close: bool = False):
+    """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
+    is_empty = is_close and type(value) is list and value in ([], [[]])
+    array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
+    return array.view(empty_array_class()) if wire.is_array(array) and not array.size else array
+
+
+def call_method(subject, name: str, /, *arguments, **keywords):
+    """Call a method, with a single message if it is an object of the program."""
+    if not isinstance(subject, Handle):
+        return getattr(subject, name)(*arguments, **keywords)
+    # Questions about a plain value are answered by it, unless the test has made the object.
+    asks = name in QUESTIONS.split() and not is_made(subject)
+    if asks and hasattr(content := content_of(subject), name):
+        return getattr(content, name)(*arguments, **keywords)
+    result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
+    if asks and (arguments or isinstance(result, bool)):
+        if not isinstance(result, Handle):
+            raise cannot_judge(f"an object of the program decides {name}")
+        copy_facts(result, subject, tainted=True)
+    # A method that has seen the expected value must agree with the plain type's own:
+    # result.replace("Hello", "")
+    method = getattr(facts_of(subject)["content"], name, None)
+    is_answer = not isinstance(result, Handle) and all(map(is_plain_data, arguments))
+    if arguments and method and is_answer and method(*arguments, **keywords) != result:
+        raise no_verdict(subject, name)
+    # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
+    return note_made(result) if name[:1].isupper() and "_" not in name else result
 
 
 # Exceptions

@@ -5,7 +5,6 @@ Imports the standard library only.
 
 import ast
 import builtins
-import functools
 import importlib
 import importlib.util
 import sys
@@ -16,22 +15,8 @@ from typing import Any
 
 from untrusted.inside import checks
 from untrusted.inside.channel import Fields
-from untrusted.inside.handles import (
-    Handle,
-    TestSide,
-    ask,
-    cannot_judge,
-    content_of,
-    copy_facts,
-    facts_of,
-    is_made,
-    is_plain_data,
-    no_verdict,
-    note_made,
-    unless_tainted,
-)
+from untrusted.inside.handles import TestSide, ask, cannot_judge
 from untrusted.inside.packages import is_genuine, top_of
-from untrusted.inside.wire import is_array
 
 # Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of
 # them executes the content of a file.
@@ -47,12 +32,6 @@ CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 # Functions whose result decides a test, with the module that they are taken from if a test does not
 # import them.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
-# Methods of plain types and arrays that judge a value, or list what is in it.
-QUESTIONS = """
-    startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
-    is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
-    isspace istitle isupper intersection union difference symmetric_difference keys values items
-"""
 
 
 def genuine_imports(code: str) -> Fields:
@@ -61,17 +40,15 @@ def genuine_imports(code: str) -> Fields:
     "import numpy as np; from math import isclose" -> {"np": numpy, "isclose": math.isclose}
     """
     names = {}
-    try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return names
-    for statement in body:
-        # A later definition of a name hides the import.
-        for name in checks.names_of(checks.nodes_of(statement))[1]:
-            names.pop(name, None)
-        if is_import_of_library(statement):
-            with suppress(ImportError):
-                exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
+    # A program that cannot be parsed fails by itself.
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for statement in ast.parse(code).body:
+            # A later definition of a name hides the import.
+            for name in checks.names_of(checks.nodes_of(statement))[1]:
+                names.pop(name, None)
+            if is_import_of_library(statement):
+                with suppress(ImportError):
+                    exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
     return names
 
 
@@ -107,7 +84,7 @@ class TestModule(types.ModuleType):
     def __delattr__(self, name: str):
         # `mock.patch` deletes a name to undo a patch; the program then restores the original.
         if name in TestSide.peer.program_names:
-            ask("unpatch", TestSide.peer.main, name)
+            ask("patch", TestSide.peer.main, name)
         self.__dict__.pop(name, None)
 
 
@@ -188,68 +165,3 @@ def only_target(nodes: list[Any], names: set[str]) -> set[str]:
     if len(names) > 1 and len(inner) != 1:
         raise cannot_judge(f"which of {', '.join(sorted(names))} the test means is not clear")
     return inner if len(names) > 1 else names
-
-
-# What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
-
-
-def type_of(value):
-    """Return the class of a value; for a handle, a handle of its class."""
-    return ask("type", value) if isinstance(value, Handle) else type(value)
-
-
-def is_callable(value) -> bool:
-    """Whether a value can be called. Every handle can, so the program's object is asked."""
-    if not isinstance(value, Handle):
-        return callable(value)
-    try:
-        return ask("get", value, "__call__") is not None
-    except AttributeError:
-        return False
-
-
-@functools.cache
-def empty_array_class() -> Any:
-    """Make the class of empty arrays that are not compared with what is not empty.
-
-    Numpy would stretch the other side: `(np.array([]) == np.array([1])).all()` is True.
-    """
-    numpy: Any = importlib.import_module("numpy")
-
-    class Empty(numpy.ndarray):
-        def __array_ufunc__(self, ufunc, method, *operands, **options):
-            if any(map(numpy.size, operands)):
-                raise cannot_judge("an empty array is compared with what is not empty")
-            return getattr(ufunc, method)(*map(numpy.asarray, operands), **options)
-
-    return Empty
-
-
-def measure(value: Any, is_close: bool = False):
-    """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
-    is_empty = is_close and type(value) is list and value in ([], [[]])
-    array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
-    return array.view(empty_array_class()) if is_array(array) and not array.size else array
-
-
-def method_call(subject, name: str, /, *arguments, **keywords):
-    """Call a method, with a single message if it is an object of the program."""
-    if not isinstance(subject, Handle):
-        return getattr(subject, name)(*arguments, **keywords)
-    # Questions about a plain value are answered by it, unless the test has made the object.
-    asks = name in QUESTIONS.split() and not is_made(subject)
-    if asks and hasattr(content := content_of(subject), name):
-        return getattr(content, name)(*arguments, **keywords)
-    result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
-    if asks and (arguments or isinstance(result, bool)):
-        if not isinstance(result, Handle):
-            raise cannot_judge(f"an object of the program decides {name}")
-        copy_facts(result, subject, tainted=True)
-    # A method that has seen the expected value must agree with the plain type's own:
-    # result.replace("Hello", "")
-    method = getattr(facts_of(subject)["content"], name, None)
-    is_answer = not isinstance(result, Handle) and all(map(is_plain_data, arguments))
-    if arguments and method and is_answer and method(*arguments, **keywords) != result:
-        raise no_verdict(subject, name)
-    # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
-    return note_made(result) if name[:1].isupper() and "_" not in name else result

@@ -52,18 +52,20 @@ OPERATORS: dict[str, Function] = {
 }
 
 
-def method_of(subject, name: str):
-    """Look up a special method as Python does: on the class, bound to the object."""
+def call_special(subject, name: str, /, *arguments, **keywords):
+    """Call a special method that is looked up as Python does: on the class."""
     method = inspect.getattr_static(type(subject), name)
     # A mock as a special method is not a descriptor, so it is called without the object.
-    return method.__get__(subject, type(subject)) if hasattr(type(method), "__get__") else method
+    if hasattr(type(method), "__get__"):
+        method = method.__get__(subject, type(subject))
+    return method(*arguments, **keywords)
 
 
 def apply(name: str, subject, /, *arguments):
     """Call a special method."""
     if name in OPERATORS:
         return OPERATORS[name](subject, *arguments)
-    return method_of(subject, name)(*arguments)
+    return call_special(subject, name, *arguments)
 
 
 def plain_base(kind: type) -> Any:
@@ -78,10 +80,8 @@ def content(subject):
         return base(subject.default_factory, dict.items(subject))
     if issubclass(base, dict):
         return base(dict(dict.items(subject)))
-    if base is str:
-        return str.__str__(subject)
-    if base is Decimal:
-        return Decimal(subject)
+    if base in (str, Decimal):
+        return base(base.__str__(subject))
     if hasattr(base, "__iter__"):
         return base(base.__iter__(subject))
     return base.__pos__(subject)
@@ -100,17 +100,12 @@ def call_library(module: str, name: str, /, *arguments, **keywords):
 ORIGINALS = {}
 
 
-def patch(target, name: str, value):
-    """Replace an attribute of a module or a logger, as the test has done in its process."""
-    # Only the first patch records the original.
-    ORIGINALS.setdefault((id(target), name), getattr(target, name, None))
-    setattr(target, name, value)
-
-
-def unpatch(target, name: str):
+def patch(target, name: str, *value):
+    """Replace an attribute of a module, as the test has done; without a value, restore it."""
     key = id(target), name
-    if key in ORIGINALS:
-        setattr(target, name, ORIGINALS.pop(key))
+    # Only the first patch records the original.
+    ORIGINALS.setdefault(key, getattr(target, name, None))
+    setattr(target, name, *(value or [ORIGINALS.pop(key)]))
 
 
 @functools.cache
@@ -122,15 +117,13 @@ def event_loop():
     return asyncio.new_event_loop()
 
 
-def run_task(task, seconds: float, cancelled: bool) -> tuple[Any] | None:
+def run_task(task, seconds: float) -> tuple[Any] | None:
     """Run the event loop until the task ends or `seconds` have passed.
 
     Returns the task's result in a tuple, or None if it has not ended.
     """
-    if cancelled:
-        task.cancel()
     event_loop().run_until_complete(asyncio.wait([task], timeout=seconds))
-    return (task.result(),) if task.done() and not cancelled else None
+    return (task.result(),) if task.done() else None
 
 
 # All operations by name.
@@ -138,7 +131,7 @@ OPERATIONS: dict[str, Function] = {
     "get": getattr, "set": setattr, "delete": delattr, "call": operator.call, "call method": call_method,
     "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type,
     "content": content,
-    "library": call_library, "patch": patch, "unpatch": unpatch,
+    "library": call_library, "patch": patch,
     "start task": lambda awaitable: asyncio.ensure_future(awaitable, loop=event_loop()), "run task": run_task,
     "main": lambda: sys.modules["__main__"],
 }  # fmt: skip

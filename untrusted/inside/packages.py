@@ -6,6 +6,7 @@ Imports the standard library only.
 import operator
 import sys
 import types
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 
@@ -67,9 +68,8 @@ def genuine_name(value) -> str | None:
         name = NAMELESS[value]
     if not is_genuine(module):
         return None
-    try:
-        found = operator.attrgetter(name)(sys.modules.get(module))
-    except AttributeError:
-        return None
     # Compare identities, because any class may claim the name "int" and the module "builtins".
-    return f"{module}:{name}" if found is value else None
+    with suppress(AttributeError):
+        if operator.attrgetter(name)(sys.modules.get(module)) is value:
+            return f"{module}:{name}"
+    return None

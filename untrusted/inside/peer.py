@@ -23,23 +23,13 @@ If `total` had appended 9 to its list, the last message would also have
 import _thread
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from untrusted.inside import wire
+from untrusted.inside import containers, wire
 from untrusted.inside.channel import Channel, ChannelEndError, Fields
-from untrusted.inside.containers import (
-    CONTAINERS,
-    EXTRAS,
-    Shared,
-    SharedContainers,
-    empty_container,
-    fill,
-    hold_same,
-    items_of,
-)
+from untrusted.inside.containers import CONTAINERS, EXTRAS, Shared, SharedContainers
 from untrusted.inside.errors import build_error, describe_class, describe_error
 
 # Recursion limit while a message is encoded or decoded, for deeply nested values.
@@ -68,7 +58,7 @@ class BorderError(BaseException):
     """
 
 
-class Peer(ABC):
+class Peer:
     """One end of the channel.
 
     Attributes:
@@ -96,35 +86,29 @@ class Peer(ABC):
 
     # What each end decides
 
-    @abstractmethod
-    def describe(self, value) -> Fields:
+    def describe(self, value) -> Any:
         """Describe an object of this end, so that the other end can build its stand-in."""
 
-    @abstractmethod
     def build(self, form: Fields) -> Any:
         """Build the stand-in for an object of the other end."""
 
-    @abstractmethod
-    def name_of(self, value) -> str | None:
+    def name_of(self, value) -> Any:
         """Return the name under which both ends know a value (a library function); else None."""
 
-    @abstractmethod
     def named_value(self, name) -> Any:
         """Return the value for such a name. Raises BorderError if it may not cross."""
 
-    @abstractmethod
-    def carry_out(self, operation: str, arguments: list, keywords: Fields):
+    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
         """Carry out an operation that the other end requests."""
 
-    def before_change(self, entry: Shared):  # noqa: B027 (an end may leave it out)
+    def before_change(self, entry: Shared):
         """Hook that runs before a change by the other end is applied to a container."""
 
     # Shared state other than objects
 
     def share_environment(self):
         """Share the environment with the other end, in Python's internal form."""
-        environ: dict = getattr(os.environ, "_data")  # noqa: B009 (pyright knows no such attribute)
-        self.shared.add("environ", environ)
+        self.shared.add("environ", vars(os.environ)["_data"])
 
     # Values
 
@@ -176,18 +160,14 @@ class Peer(ABC):
         if entry.key in self.message_keys:
             return {"t": "same", "id": entry.key}
         kind = type(container)
-        return {
-            "t": "container",
-            "id": entry.key,
-            "kind": kind.__name__,
-            "with": self.encode(getattr(container, EXTRAS[kind])) if kind in EXTRAS else None,
-            "v": self.encode_items(entry),
-        }
+        extra = self.encode(getattr(container, EXTRAS[kind])) if kind in EXTRAS else None
+        form = {"t": "container", "id": entry.key, "kind": kind.__name__, "with": extra}
+        return form | {"v": self.encode_items(entry)}
 
     def encode_items(self, entry: Shared) -> list:
         self.message_keys.add(entry.key)
         # Both ends agree on this content from now on.
-        entry.agreed = items = items_of(entry.container)
+        entry.agreed = items = containers.items_of(entry.container)
         return wire.convert_all(items, self.encode)
 
     def decode(self, form):
@@ -221,16 +201,16 @@ class Peer(ABC):
         """Build an empty container; an array needs its shape, so it is built with its content."""
         if form["kind"] == "ndarray":
             return wire.read_array(*form["v"])
-        return empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
+        return containers.empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
     def refill(self, entry: Shared, forms: list):
         """Replace the content of a container by what the other end has sent."""
         items = wire.convert_all(forms, self.decode)
         # Equal content is not replaced, so that the items keep their identity.
-        if not hold_same(items_of(entry.container), items):
+        if not containers.hold_same(containers.items_of(entry.container), items):
             self.before_change(entry)
-            fill(entry.container, items)
-        entry.agreed = items_of(entry.container)
+            containers.fill(entry.container, items)
+        entry.agreed = containers.items_of(entry.container)
 
     # Messages
 
@@ -283,13 +263,11 @@ class Peer(ABC):
     def answer(self, operation: str, arguments: list, keywords: Fields):
         """Carry out an operation for the other end and send the result."""
         try:
-            what = "return"
-            result = self.carry_out(operation, arguments, keywords)
+            what, result = "return", self.carry_out(operation, arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
-            what = "raise"
-            result = error
+            what, result = "raise", error
         # A result that is nested too deeply to be sent ends this process, or the test.
         with self.lock:
             self.send(what, [result], {})

@@ -4,6 +4,7 @@ It contains no test, no expected value and no comparison. A program that takes o
 only send wrong answers. Imports the standard library only.
 """
 
+import functools
 import linecache
 import marshal
 import sys
@@ -12,8 +13,8 @@ import types
 from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
+from typing import Any
 
-from untrusted.inside import foreign
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.errors import find_type
 from untrusted.inside.handles import KINDS
@@ -34,7 +35,7 @@ class ProgramPeer(Peer):
         super().__init__(channel)
         # Names of the library objects that the test has sent by name, by identity.
         self.named = {}
-        foreign.PEERS[:] = [self]
+        PEERS[:] = [self]
         self.share_environment()
 
     # Objects
@@ -48,7 +49,13 @@ class ProgramPeer(Peer):
         return form | {"c": self.encode(content(value))} if base in IMMUTABLE else form
 
     def build(self, form):
-        return foreign.build(form, self.decode)
+        """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
+        if form["k"] == "function":
+            return foreign_function(form)
+        if form["k"] == "error class":
+            bases: Any = tuple(map(self.decode, form["b"]))
+            return type(form["n"], bases, {"__module__": "__main__", "__doc__": form["d"]})
+        return object.__new__(foreign_class(form["n"], *form["s"]))
 
     def name_of(self, value) -> str | None:
         name = genuine_name(value) or ""
@@ -76,6 +83,61 @@ class ProgramPeer(Peer):
         # Ends by ChannelEndError.
         while True:
             self.answer(*self.receive())
+
+
+# Stand-ins for objects of the test
+
+
+# Holds the program's end of the channel.
+PEERS: list[ProgramPeer] = []
+
+
+def make_special(name: str) -> Any:
+    """Return a special method that the test carries out."""
+
+    def method(self, /, *arguments, **keywords):
+        return PEERS[0].do("special", self, name, *arguments, **keywords)
+
+    return method
+
+
+class Foreign:
+    """Stand-in for an object of the test. `tester` decides which requests it carries out."""
+
+    __str__, __repr__, __format__ = map(make_special, ("__str__", "__repr__", "__format__"))
+
+    def __getattr__(self, name: str):
+        return PEERS[0].do("get", self, name)
+
+    def __setattr__(self, name: str, value):
+        PEERS[0].do("set", self, name, value)
+
+
+@functools.cache
+def foreign_class(name: str, *specials: str) -> type:
+    """Make the class of stand-ins for objects of a class of the test.
+
+    Args:
+        specials: names of the special methods that the class has, so that the stand-in of an object
+            without `__len__` has none either.
+    """
+    members = {method: make_special(method) for method in specials}
+    return type(name, (Foreign,), members | {"__module__": "__main__"})
+
+
+def foreign_function(form: Fields):
+    """Return a function that calls a function of the test. It can become a method of a class."""
+
+    def call(*arguments, **keywords):
+        return PEERS[0].do("special", call, "__call__", *arguments, **keywords)
+
+    call.__name__ = form["n"]
+    call.__qualname__ = form["n"]
+    call.__doc__ = form["d"]
+    return call
+
+
+# Programs
 
 
 def flush_output():

@@ -173,7 +173,7 @@ class Mark:
 
     def __call__(self, *arguments, **keywords):
         if keywords.get("indirect"):
-            raise cannot_judge("the test needs pytest itself, for indirect parameters")
+            needs_pytest("indirect parameters")
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
         # `mark.skip` may decorate directly, `mark.parametrize` is always called with arguments first.
         needs_arguments = not self.arguments and self.name == "parametrize"
@@ -202,9 +202,7 @@ class Fixture:
 
     def __init__(self, function, settings: Fields):
         if "params" in settings or settings.get("scope") == "class":
-            raise cannot_judge(
-                "the test needs pytest itself, for a fixture with params or of a class"
-            )
+            needs_pytest("a fixture with params or of a class")
         self.function = function
         self.name = settings.get("name") or function.__name__
         self.autouse = settings.get("autouse", False)

@@ -14,46 +14,24 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator, ValuesView
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from itertools import islice
 from typing import Any
 
-from untrusted.inside import checks, frameworks, patches
+from untrusted.inside import checks, frameworks, handles, patches, wire
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import decode_kind, find_type
-from untrusted.inside.handles import (
-    NOTHING,
-    PLAIN,
-    Handle,
-    TestSide,
-    be_strict,
-    build_handle,
-    cannot_judge,
-    catching,
-    error_class,
-    facts_of,
-    is_theirs,
-)
-from untrusted.inside.names import (
-    ProgramFinder,
-    TestModule,
-    genuine_imports,
-    is_callable,
-    measure,
-    method_call,
-    namespace,
-    type_of,
-)
-from untrusted.inside.operations import BINARY, OPERATORS, method_of
+from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
+from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
+from untrusted.inside.operations import BINARY, OPERATORS, call_special
 from untrusted.inside.packages import genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, show_lines
-from untrusted.inside.wire import is_array
 
 FILE = "test.py"
 # Modules whose objects can decide a test: they equal anything, skip, or fail.
@@ -70,6 +48,8 @@ FORMATS = {"format", "format_map"}
 SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
     f"__{name}__" for name in ("call", "missing", "enter", "exit", "aenter", "aexit")
 }
+# What the program may do with objects of the test.
+REQUESTS: dict[str, Callable[..., Any]] = {"get": getattr, "set": setattr, "special": call_special}
 # Attributes that a test may replace by assignment; the program's process gets the same value.
 FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (builtins, "input"))
 # Names with a meaning for test frameworks, which the program's objects must not have.
@@ -99,7 +79,6 @@ class Tester(Peer):
         is_restored: whether the original content of changed containers is being read.
         original: containers of the test by key, with the items that they had before the program
             first changed them.
-        changed: keys of the containers that the latest operation has changed.
         identified: values of plain types that the test has compared by `is`.
         checked: number of executed checks.
         held: number of changed assertions that held (`checks.change_assertions`).
@@ -113,10 +92,8 @@ class Tester(Peer):
         super().__init__(channel)
         TestSide.peer = self
         sys.argv = [PROGRAM_FILE]
-        self.followed = {}
+        self.followed = {key: [getattr(*key), getattr(*key)] for key in FOLLOWED}
         self.outputs = []
-        for module, name in FOLLOWED:
-            self.follow(module, name, getattr(module, name))
         # The methods that may end a loop; if the test expects it, also `send`.
         self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
         if "env" in source:
@@ -128,7 +105,6 @@ class Tester(Peer):
         self.has_crossed = False
         self.named = {}
         self.original = {}
-        self.changed = set()
         self.is_restored = False
         self.identified = {}
         self.checked = self.held = 0
@@ -141,19 +117,15 @@ class Tester(Peer):
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
         # What the border supports only in part
+        is_data = dataclasses.is_dataclass(value) or not handles.PLAIN.isdisjoint(kind.__mro__)
         if (
-            inspect.iscoroutinefunction(value)
-            or kind is types.CoroutineType
-            or module.startswith("asyncio")
+            # The program may await them, or need their fields, plain value or type.
+            module.startswith(("asyncio", "typing"))
             or "Async" in kind.__name__
-        ):
-            self.doubts.append("hands what is awaited to the program")
-        # The program may need their fields, plain value or type.
-        elif (
-            module == "typing"
-            or isinstance(value, type)
+            or isinstance(value, type | types.CoroutineType)
+            or inspect.iscoroutinefunction(value)
             or (is_function and any(map(is_own, value.__annotations__.values())))
-            or (is_own(kind) and (dataclasses.is_dataclass(value) or PLAIN & {*kind.__mro__}))
+            or (is_own(kind) and is_data)
         ):
             self.doubts.append(f"hands a {kind.__name__} of its own to the program")
         self.has_crossed |= top_of(module) in self.packages
@@ -174,15 +146,14 @@ class Tester(Peer):
         value = self.named.get(name) or find_type(name)
         if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
-        return value if name in self.named else catching(value)
+        return value if name in self.named else handles.catching(value)
 
     def build(self, form):
         if form["k"] == "error class":
-            return error_class(
-                str(form["n"]), form["d"], [decode_kind(base, self.decode) for base in form["b"]]
-            )
+            bases = [decode_kind(base, self.decode) for base in form["b"]]
+            return handles.error_class(str(form["n"]), form["d"], bases)
         self.has_crossed |= form["k"] == "object"
-        return build_handle(form)
+        return handles.build_handle(form)
 
     # Requests of the program
 
@@ -192,58 +163,45 @@ class Tester(Peer):
         The program may call it, read and set its attributes, and use the special methods that
         operators and statements call.
         """
-        if operation not in ("get", "set", "special"):
-            raise BorderError(f"operation {operation!r:.40}")
         subject, name, *rest = arguments
-        # Only objects that have crossed by number.
-        if id(subject) not in self.own_numbers:
-            raise BorderError(f"{operation}: not an object of the test")
-        is_output = any(subject is output for output in self.outputs)
-        # A format string of the program could read any attribute of the test's objects.
-        if subject is str.format or subject is str.format_map:
-            raise BorderError("formatting with a text of the program")
+        if operation not in REQUESTS or self.is_refused(operation, subject, name):
+            raise AttributeError(
+                f"a program cannot {operation} {name!r:.40} of this object of the test"
+            )
         try:
-            if operation == "special":
-                if (
-                    name not in SPECIALS
-                    or (name in TEXTS and isinstance(subject, CLOSED))
-                    or is_output
-                ):
-                    raise BorderError("a special method that no operator calls")
-                return method_of(subject, name)(*rest, **keywords)
-            self.check_attribute(operation, subject, name, is_output=is_output)
-            return (getattr if operation == "get" else setattr)(subject, name, *rest)
+            return REQUESTS[operation](subject, name, *rest, **keywords)
         # The program may catch it: `complaint` is reset when the program passes it on.
         except AssertionError as error:
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject, name, *, is_output: bool):
-        """Raise AttributeError for attributes that lead to the test's frames or replace its checks."""
-        if type(name) is not str:
-            raise BorderError("the name of an attribute is not text")
+    def is_refused(self, operation: str, subject, name) -> bool:
+        """Whether an operation leads to the test's frames or values, or replaces its checks."""
+        # Only objects that have crossed by number.
+        if id(subject) not in self.own_numbers or type(name) is not str:
+            return True
+        is_output = any(subject is output for output in self.outputs)
+        is_closed = isinstance(subject, CLOSED)
+        if operation == "special":
+            # A format string of the program could read any attribute of the test's objects.
+            formats = subject is str.format or subject is str.format_map
+            return name not in SPECIALS or (name in TEXTS and is_closed) or formats or is_output
         kinds = type(subject).__mro__
         # The classes that define the attribute, nearest first.
         owners = [kind for kind in kinds if name in vars(kind)]
-        refused = (
+        return (
             any(top_of(kind.__module__) in VERDICTS for kind in owners)
             or name.startswith("_")
-            or isinstance(subject, CLOSED)
+            or is_closed
             or (name in FORMATS and str in kinds)
             # Of a generator, only the steps: `gi_frame` leads to the test.
             or (kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS)
             # The program can write into the test's streams, and read nothing from them.
             or (is_output and name not in WRITING)
             # Set only data attributes of instances of the test's own classes.
-            or (
-                operation == "set"
-                and (not is_own(kinds[0]) or callable(getattr(kinds[0], name, None)))
-            )
+            or (operation == "set" and not is_own(kinds[0]))
+            or (operation == "set" and callable(getattr(kinds[0], name, None)))
         )
-        if refused:
-            raise AttributeError(
-                f"a program cannot {operation} {name!r:.40} of this object of the test"
-            )
 
     # What both ends share
 
@@ -251,7 +209,6 @@ class Tester(Peer):
         # Keep the original items of the test's own containers before their first change.
         if entry.key.startswith(self.side):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
-            self.changed.add(entry.key)
 
     def follow(self, target, name: str, original):
         """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
@@ -265,9 +222,7 @@ class Tester(Peer):
                 known[1] = now
                 if name in ("stdout", "stderr"):
                     self.outputs += [now, getattr(now, "buffer", None)]
-                value = () if now is original else (now,)
-                super().do("patch" if value else "unpatch", target, name, *value)
-        self.changed = set()
+                super().do("patch", target, name, *(() if now is original else (now,)))
         try:
             result = super().do(operation, *arguments, **keywords)
         # The program has passed the assertion on to the test.
@@ -283,9 +238,8 @@ class Tester(Peer):
         return result
 
     def forget(self):
-        """Drop the original content of what the latest operation was meant to change."""
-        for key in self.changed:
-            self.original.pop(key, None)
+        """Drop the original content: the test has asked for a change, as in `sort(data)`."""
+        self.original.clear()
 
     def as_written(self, compute: Callable[[], Any], only_reads: bool):
         """Compute a value from the test's containers without the program's changes.
@@ -302,17 +256,15 @@ class Tester(Peer):
             return compute()
         self.is_restored = True
         written = now = NOTHING
+        self.swap()
         try:
-            self.swap()
-            try:
-                written = copy_containers(compute())
-            finally:
-                self.swap()
-            if only_reads:
-                with suppress(Exception):
-                    now = copy_containers(compute())
+            written = copy_containers(compute())
             return written
         finally:
+            self.swap()
+            if only_reads:
+                with suppress(BaseException):
+                    now = copy_containers(compute())
             self.is_restored = False
             if written is NOTHING or not are_same(written, now):
                 self.doubts.append(changed := "compares with data that the program has changed")
@@ -359,19 +311,12 @@ class Tester(Peer):
 
     # Other methods that a prepared test calls (`checks.prepare`)
 
-    catching = staticmethod(catching)
-    be_strict = staticmethod(be_strict)
-    call_method = staticmethod(method_call)
-    type_of = staticmethod(type_of)
-    is_callable = staticmethod(is_callable)
-    measure = staticmethod(measure)
-
     def identify(self, value):
         """Return an operand of `is`. Raises if another one is its equal, maybe as a copy."""
         # Not what cannot be hashed: containers are the same object at both ends.
         with suppress(TypeError):
             same = self.identified.setdefault((type(value), value), value)
-            if type(value) in PLAIN and same is not value:
+            if type(value) in handles.PLAIN and same is not value:
                 raise cannot_judge("the test asks whether a value is the same object as its equal")
         return value
 
@@ -385,27 +330,26 @@ class Tester(Peer):
 
 
 def copy_containers(value):
-    """Copy the containers in a value, and what its views and iterators yield."""
+    """Copy the containers in a value; list what iterators and views of values yield."""
     kind = type(value)
     if isinstance(value, Handle) or is_own(kind):
         return value
     if issubclass(kind, Iterator | ValuesView):
         return [*map(copy_containers, islice(value, 100_000))]
-    if issubclass(kind, KeysView):
-        return dict.fromkeys(value).keys()
-    if issubclass(kind, ItemsView):
-        return dict(value).items()
-    if kind in (list, set, tuple):
-        return kind(map(copy_containers, value))
-    if kind is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
-    return copy.copy(value) if kind in CONTAINERS.values() or is_array(value) else value
+    if tag := wire.tag_of(value):
+        parts, build = wire.TAGS[tag]
+        return build(*wire.convert_all(parts(value), copy_containers))
+    if kind in CONTAINERS.values() or wire.is_array(value):
+        copied = copy.copy(value)
+        fill(copied, wire.convert_all(items_of(value), copy_containers))
+        return copied
+    return value
 
 
 def are_same(one, other) -> bool:
     """Whether two values are known to be equal; arrays, if all of their elements are."""
     with suppress(Exception):
-        return one.tobytes() == other.tobytes() if is_array(one) else bool(one == other)
+        return one.tobytes() == other.tobytes() if wire.is_array(one) else bool(one == other)
     return False
 
 
@@ -441,7 +385,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
     finder = ProgramFinder(TestModule("program"), source)
     sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
-    scope |= {"__file__": FILE, checks.TESTER: tester}
+    scope |= {"__file__": FILE, checks.TESTER: tester, checks.HANDLES: handles}
     if changed:
         checks.change_assertions(checks.nodes_of(tree))
     nodes = checks.nodes_of(tree)
@@ -480,8 +424,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
 def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
     # `exit()` is defined in _sitebuiltins. `sys.exit()` has no frame of its own, so the last one is
-    # that of the test or of `method_call`.
-    ours = (FILE, method_call.__code__.co_filename)
+    # that of the test or of `call_method`.
+    ours = (FILE, handles.call_method.__code__.co_filename)
     files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
     raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)

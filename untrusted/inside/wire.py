@@ -85,13 +85,9 @@ def importing(name: str) -> Convert:
     return lambda text: getattr(importlib.import_module(module), member)(str(text))
 
 
-def as_text(value) -> list:
-    return [str(value)]
-
-
 # Types from modules that few programs import.
 RARE: dict[str, Form] = {
-    **{name: (as_text, importing(name)) for name in
+    **{name: (lambda value: [str(value)], importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
     # A number of numpy is an array without axes; [()] returns the number.
     "number": (lambda number: [array_text(number)], lambda text: read_array(text)[()]),

@@ -18,6 +18,7 @@ import socket
 import sys
 from contextlib import suppress
 from time import monotonic
+from typing import Any
 
 from untrusted.inside import program, tester, together
 from untrusted.inside.broker import Broker
@@ -29,7 +30,6 @@ from untrusted.inside.confinement import (
     prepare_children,
     save_address_space,
 )
-from untrusted.inside.deferred import tempfile
 from untrusted.inside.packages import Packages
 from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, used_bytes
 from untrusted.inside.world import World
@@ -182,6 +182,7 @@ class Zygote:
         os.chdir(self.folder)
         if self.tier == "unsafe" or "tempfile" in sys.modules:
             # In the other tiers tempfile finds by itself that this is the only writable folder.
+            tempfile: Any = importlib.import_module("tempfile")
             tempfile.tempdir = self.folder
         # Results to 3, then standard input, output, error, and the peer.
         wanted: dict[int, int] = dict(zip((3, 0, 1, 2, PEER), descriptors, strict=False))
