@@ -472,8 +472,10 @@ def call_method(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)
-    # Questions about a plain value are answered by it, unless the test has made the object.
-    asks = name in QUESTIONS.split() and not is_made(subject)
+    # Questions about a plain value are answered by it, unless the test has made the object, or calls
+    # a function of a class that it names: Text.count("a", "banana").
+    is_asked = is_made(subject) or facts_of(subject).get("named")
+    asks = name in QUESTIONS.split() and not is_asked
     if asks and hasattr(content := content_of(subject), name):
         return getattr(content, name)(*arguments, **keywords)
     result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
