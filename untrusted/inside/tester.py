@@ -442,6 +442,7 @@ def run(job: Fields, results: Channel, peer: int):
     """Run one test and report its outcome to the parent."""
     tester = Tester(Channel(peer), job["test"], job["code"])
     changed = job.get("changed", False)
+    answer = {"ended": job["sentinel"]}
     try:
         run_source(tester, job["test"].removeprefix("\ufeff"), changed=changed)
         # A test without an assertion that can be changed proves nothing.
@@ -449,8 +450,5 @@ def run(job: Fields, results: Channel, peer: int):
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
         answer = describe_failure(error)
-        reason = tester.reason()
-    else:
-        answer = {"ended": job["sentinel"]}
-        reason = TestSide.reason
-    results.send({"cannot": reason} if reason else answer)
+        TestSide.reason = tester.reason()
+    results.send({"cannot": TestSide.reason} if TestSide.reason else answer)
