@@ -24,11 +24,10 @@ from typing import Any
 from untrusted.inside import checks, frameworks, handles, patches, wire
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
-from untrusted.inside.errors import decode_kind, find_type
 from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
 from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
 from untrusted.inside.operations import BINARY, OPERATORS, call_special
-from untrusted.inside.packages import genuine_name, is_genuine, top_of
+from untrusted.inside.packages import find_type, genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, show_lines
@@ -150,7 +149,7 @@ class Tester(Peer):
 
     def build(self, form):
         if form["k"] == "error class":
-            bases = [decode_kind(base, self.decode) for base in form["b"]]
+            bases = [self.decode_kind(base) for base in form["b"]]
             return handles.error_class(str(form["n"]), form["d"], bases)
         self.has_crossed |= form["k"] == "object"
         return handles.build_handle(form)
