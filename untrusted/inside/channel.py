@@ -2,14 +2,10 @@
 
 import json
 import socket
-from collections.abc import Callable
 from typing import Any
 
 Fields = dict[str, Any]
 """Values by name: a message, a job, an answer or a namespace."""
-
-# Encodes or decodes a part of a value.
-Convert = Callable[[Any], Any]
 
 # Largest message between program and tester in bytes. The parent accepts less (`wire.MAX_MESSAGE`).
 MAX_MESSAGE = 64 * 2**20

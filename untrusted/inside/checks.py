@@ -149,9 +149,8 @@ def root_of(expression) -> str:
 
 def complains(statement) -> bool:
     """Whether one of a statement's blocks reports an error: raise, fail(), exit()."""
-    return any(
-        COMPLAINT.match(ast.unparse(inner)) for inner in (*statement.body, *statement.orelse)
-    )
+    inner = (*statement.body, *statement.orelse)
+    return any(COMPLAINT.match(ast.unparse(each)) for each in inner)
 
 
 def calls_in(nodes: Nodes) -> Nodes:
@@ -255,10 +254,8 @@ class TestPreparation:
     def uses(self, *expressions: ast.AST) -> Names:
         """Return the names in expressions, and TESTER if they call the program or catch errors."""
         nodes = nodes_of(*expressions)
-        calls = any(
-            root_of(call.func) in self.program or CATCHING.fullmatch(name_of(call.func))
-            for call in calls_in(nodes)
-        )
+        called = [call.func for call in calls_in(nodes)]
+        calls = any(root_of(f) in self.program or CATCHING.fullmatch(name_of(f)) for f in called)
         return names_in(nodes) | ({TESTER} if calls else set())
 
     def depends(self, expression: ast.expr) -> bool:
@@ -281,9 +278,8 @@ class TestPreparation:
     def restore_sides(self, node):
         """Prepare the sides of a comparison, or the operands of an operator."""
         if isinstance(node, ast.Compare):
-            node.left, *node.comparators = self.prepare_sides(
-                [node.left, *node.comparators], type(node.ops[0]).__name__
-            )
+            sides = [node.left, *node.comparators]
+            node.left, *node.comparators = self.prepare_sides(sides, type(node.ops[0]).__name__)
         elif isinstance(node, ast.BinOp) and self.has_arrays:
             node.left = wrap(HANDLES, "measure", node.left)
             node.right = wrap(HANDLES, "measure", node.right)

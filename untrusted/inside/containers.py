@@ -156,8 +156,6 @@ class SharedContainers:
             if not hold_same(items_of(container), entry.agreed):
                 yield entry
             # Without other references nothing can change it, unless it is a view of an array.
-            if (
-                sys.getrefcount(container) <= OUR_REFERENCES
-                and getattr(container, "base", None) is None
-            ):
+            is_view = getattr(container, "base", None) is not None
+            if sys.getrefcount(container) <= OUR_REFERENCES and not is_view:
                 del self.watched[entry.key]

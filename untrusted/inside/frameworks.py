@@ -36,18 +36,17 @@ class Runner:
     """Runs the tests of a file.
 
     Attributes:
-        own: objects that the test defines, by name, without objects of the program.
-        module: a module with these.
+        module: holds what the test defines, without objects of the program.
         kept: values of the fixtures of the file that are kept until its end.
         passed: number of tests that have passed.
         xfailed: whether a test has failed that was expected to.
     """
 
     def __init__(self, scope: Fields, defined: set[str]):
-        self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
+        own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.module = types.ModuleType("test")
-        vars(self.module).update(self.own)
-        self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
+        vars(self.module).update(own)
+        self.fixtures = shim.FIXTURES | fixtures_in(own.values())
         self.kept = FixtureValues({}, self.fixtures, None)
         self.passed = 0
         self.xfailed = False
@@ -55,7 +54,7 @@ class Runner:
     def run(self, tests: set[str]):
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
         with self.kept.stack:
-            self.run_members(self.module, self.own, tests, [])
+            self.run_members(self.module, vars(self.module), tests, [])
         if not self.passed:
             expected = self.xfailed and cannot_judge("the test expects to fail")
             raise expected or AssertionError("no test was run")

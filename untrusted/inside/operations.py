@@ -40,16 +40,13 @@ SPECIAL = """
 COMPARISONS, BINARY, CONVERSIONS, TEXTS, OTHERS = map(str.split, SPECIAL.strip().splitlines())
 NAMES = (*COMPARISONS, *BINARY, *CONVERSIONS, *TEXTS, *OTHERS, "divmod", *(f"i{n}" for n in BINARY))
 # Functions by special method: "__add__" -> operator.add, "__len__" -> len
-OPERATORS: dict[str, Function] = {
-    f"__{name}__": next(
-        vars(module)[key]
-        for module in (builtins, operator, math, os)
+OPERATORS: dict[str, Function] = {}
+# From the last of these modules that has one.
+for _module in (os, math, operator, builtins):
+    for _name in NAMES:
         # "and" is a keyword, so its function is `operator.__and__`.
-        for key in (name, f"__{name}__")
-        if key in vars(module)
-    )
-    for name in NAMES
-}
+        if function := vars(_module).get(_name) or vars(_module).get(f"__{_name}__"):
+            OPERATORS[f"__{_name}__"] = function
 
 
 def call_special(subject, name: str, /, *arguments, **keywords):

@@ -3,12 +3,17 @@
 Imports the standard library only.
 """
 
+import builtins
+import importlib
 import operator
 import sys
 import types
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
+
+from untrusted.inside import wire
+from untrusted.inside.containers import CONTAINERS
 
 
 class Packages:
@@ -72,4 +77,33 @@ def genuine_name(value) -> str | None:
     with suppress(AttributeError):
         if operator.attrgetter(name)(sys.modules.get(module)) is value:
             return f"{module}:{name}"
+    return None
+
+
+# Types that a program may name
+
+# Library modules whose exception classes a program may raise in the test. All other classes,
+# especially those of test frameworks, arrive as classes of the program.
+LIBRARY = """
+    _csv _lzma _pickle _queue _struct argparse asyncio.exceptions asyncio.queues binascii calendar
+    concurrent.futures._base configparser copy dataclasses decimal getopt graphlib http.client ipaddress
+    json.decoder numpy numpy.exceptions numpy.linalg pickle queue re shutil socket sqlite3
+    statistics struct subprocess tarfile threading tomllib urllib.error xml.etree.ElementTree
+    zipfile zlib zoneinfo._common
+"""
+PLAIN_TYPES = (*wire.FORMS, *CONTAINERS.values(), types.FunctionType, types.MethodType)
+# Built-in types and those of plain data, which a program may name, too.
+BUILTIN = [kind for kind in (type(None), *vars(builtins).values()) if isinstance(kind, type)]
+TYPES = {genuine_name(kind): kind for kind in (*PLAIN_TYPES, *BUILTIN)}
+
+
+def find_type(name: str) -> type | None:
+    """Return the type that a program may refer to by this name; None if there is none."""
+    module, _, member = name.partition(":")
+    if name in TYPES or module not in LIBRARY.split():
+        return TYPES.get(name)
+    with suppress(ImportError):
+        found = getattr(importlib.import_module(module), member, None)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return found
     return None

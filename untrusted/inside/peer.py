@@ -24,16 +24,18 @@ import _thread
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from untrusted.inside import containers, wire
 from untrusted.inside.channel import Channel, ChannelEndError, Fields
 from untrusted.inside.containers import CONTAINERS, EXTRAS, Shared, SharedContainers
-from untrusted.inside.errors import build_error, describe_class, describe_error
+from untrusted.inside.packages import find_type
 
 # Recursion limit while a message is encoded or decoded, for deeply nested values.
 DEEPEST = 20_000
+# Attributes of exceptions that lead to other exceptions.
+CHAIN = ("__cause__", "__context__", "__suppress_context__")
 # Messages that end a request.
 ENDS = ("return", "raise")
 # Bound now: a program may replace `sys.setrecursionlimit`.
@@ -144,9 +146,10 @@ class Peer:
         # Registered before it is described, because its description may contain the object itself.
         self.own.append(value)
         if isinstance(value, BaseException):
-            form = describe_error(value, self.encode)
+            form = self.describe_error(value)
         elif isinstance(value, type) and issubclass(value, BaseException):
-            form = describe_class(value, self.encode)
+            bases = [self.encode(b) for b in value.__bases__ if issubclass(b, BaseException)]
+            form = {"k": "error class", "n": value.__name__, "d": value.__doc__, "b": bases}
         else:
             form = self.describe(value)
         return {"t": "mine", "v": number, **form}
@@ -170,7 +173,7 @@ class Peer:
         entry.agreed = items = containers.items_of(entry.container)
         return wire.convert_all(items, self.encode)
 
-    def decode(self, form):
+    def decode(self, form) -> Any:
         """Read what the other end's `encode` has written; "mine" is an object of the other end."""
         if not isinstance(form, dict):
             return wire.convert_all(form, self.decode) if isinstance(form, list) else form
@@ -184,7 +187,7 @@ class Peer:
             if (known := self.theirs.get(content)) is not None:
                 return known
             if form["k"] == "error":
-                return build_error(form, self.decode, partial(self.adopt, content))
+                return self.build_error(content, form)
             return self.adopt(content, self.build(form))
         if tag == "named":
             return self.named_value(content)
@@ -211,6 +214,51 @@ class Peer:
             self.before_change(entry)
             containers.fill(entry.container, items)
         entry.agreed = containers.items_of(entry.container)
+
+    # Exceptions
+
+    def describe_error(self, error: BaseException) -> Fields:
+        """Describe an exception by its class, arguments and attributes."""
+        # Like pickle: arguments of the constructor, with the file name of an OSError, and attributes.
+        _, arguments, *state = error.__reduce__()
+        attributes = dict(*state)
+        if isinstance(error, AttributeError | NameError):
+            attributes["name"] = error.name
+        plain = (str, int, float, bytes, list)
+        attributes = {name: value for name, value in attributes.items() if isinstance(value, plain)}
+        # Last, as setting a cause, even None, also sets __suppress_context__.
+        chain = {name: getattr(error, name) for name in CHAIN}
+        parts = [type(error), arguments, attributes | chain]
+        return {"k": "error", "parts": list(map(self.encode, parts))}
+
+    def decode_kind(self, form: Fields) -> Any:
+        """Read the class of an exception or a base of one, which is no value that a test could catch."""
+        return find_type(str(form.get("v"))) or self.decode(form)
+
+    def build_error(self, number: int, form: Fields) -> BaseException:
+        """Build the exception that `describe_error` has described."""
+        kind = self.decode_kind(form["parts"][0])
+        arguments = self.decode(form["parts"][1])
+        if not (issubclass(kind, BaseException) and isinstance(arguments, tuple)):
+            raise TypeError("no exception")
+        # A built-in class is called, which sets its members in C. A class of the other end runs no
+        # code.
+        is_theirs = type(kind) is not type
+        try:
+            error = kind.__new__(kind, *arguments) if is_theirs else kind(*arguments)
+        except Exception:  # the constructor takes other arguments than those in `args`
+            error = kind.__new__(kind)
+        # Before its cause and context are built, because these may refer to it.
+        self.adopt(number, error)
+        if is_theirs or not error.args:
+            BaseException.args.__set__(error, arguments)  # pyright: ignore[reportAttributeAccessIssue]
+        for name, value in self.decode(form["parts"][2]).items():
+            # Other attributes of the other end's exceptions are fetched when they are read.
+            if name in ("__notes__", *CHAIN) or not (is_theirs or name.startswith("__")):
+                # Some members are read-only.
+                with suppress(AttributeError, TypeError):
+                    object.__setattr__(error, name, value)
+        return error
 
     # Messages
 

@@ -16,10 +16,9 @@ from operator import attrgetter
 from typing import Any
 
 from untrusted.inside.channel import Channel, Fields
-from untrusted.inside.errors import find_type
 from untrusted.inside.handles import KINDS
 from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
-from untrusted.inside.packages import genuine_name
+from untrusted.inside.packages import find_type, genuine_name
 from untrusted.inside.peer import Peer
 from untrusted.inside.wire import UnknownValueError, canonical
 

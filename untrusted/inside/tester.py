@@ -24,11 +24,10 @@ from typing import Any
 from untrusted.inside import checks, frameworks, handles, patches, wire
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
-from untrusted.inside.errors import decode_kind, find_type
 from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
 from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
 from untrusted.inside.operations import BINARY, OPERATORS, call_special
-from untrusted.inside.packages import genuine_name, is_genuine, top_of
+from untrusted.inside.packages import find_type, genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, show_lines
@@ -150,7 +149,7 @@ class Tester(Peer):
 
     def build(self, form):
         if form["k"] == "error class":
-            bases = [decode_kind(base, self.decode) for base in form["b"]]
+            bases = [self.decode_kind(base) for base in form["b"]]
             return handles.error_class(str(form["n"]), form["d"], bases)
         self.has_crossed |= form["k"] == "object"
         return handles.build_handle(form)
@@ -442,6 +441,7 @@ def run(job: Fields, results: Channel, peer: int):
     """Run one test and report its outcome to the parent."""
     tester = Tester(Channel(peer), job["test"], job["code"])
     changed = job.get("changed", False)
+    answer = {"ended": job["sentinel"]}
     try:
         run_source(tester, job["test"].removeprefix("\ufeff"), changed=changed)
         # A test without an assertion that can be changed proves nothing.
@@ -449,8 +449,5 @@ def run(job: Fields, results: Channel, peer: int):
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
         answer = describe_failure(error)
-        reason = tester.reason()
-    else:
-        answer = {"ended": job["sentinel"]}
-        reason = TestSide.reason
-    results.send({"cannot": reason} if reason else answer)
+        TestSide.reason = tester.reason()
+    results.send({"cannot": TestSide.reason} if TestSide.reason else answer)

@@ -23,14 +23,14 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Union
 
-from untrusted.inside.channel import Convert
-
 # Integers from here on are written in hexadecimal: Python limits decimal conversions.
 LARGEST_NUMBER = 10**1000
 # Largest answer to the parent in bytes; a program that sends more has failed.
 MAX_MESSAGE = 4 * 2**20
 PLAIN = frozenset({type(None), bool, str, float})
 
+# Encodes or decodes a part of a value.
+Convert = Callable[[Any], Any]
 # Two functions for the values of a type: one lists the parts of a value, the other rebuilds it.
 Form = tuple[Callable[[Any], list], Callable[..., Any]]
 
