@@ -97,6 +97,8 @@ def test_two_runs_do_not_write_one_file(files, capsys):
     with files[1].open("a") as file:
         lock(file, files[1])
         assert answer(files) == (2, [])
+    # The run that was refused leaves the file of the other one, which has no answers yet.
+    assert files[1].exists()
     assert f"out='{files[1]}': another run is writing there" in capsys.readouterr().err
 
 
@@ -106,6 +108,9 @@ def test_two_runs_do_not_write_one_file(files, capsys):
         ('{"line": 1, "run": "another"}\n', "has answers to other prompts or with other settings"),
         ("my thesis\n", "line 1 is not an answer of this command"),
         ("[]\n", "line 1 is not an answer of this command"),
+        # A line without a line end may be an answer that a kill cut off, but these are none.
+        ("my thesis", "its last line is not an answer of this command"),
+        ('{"score": 1}', "its last line is not an answer of this command"),
     ],
 )
 def test_nothing_foreign_is_overwritten(files, capsys, content, said):

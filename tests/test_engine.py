@@ -684,6 +684,16 @@ def test_shutdown_before_it_is_warm_ends_what_waits(fresh, monkeypatch):
     assert not engine.ready.is_set()
 
 
+def test_a_warm_up_that_ends_after_the_shutdown_began_is_not_ready(fresh, monkeypatch):
+    """The last step of a warm-up is not cancelled any more."""
+    engine = fresh()
+    (worker,) = engine.workers
+    monkeypatch.setattr(worker, "is_ready", True)
+    engine.refuse_new(60.0)
+    engine.on_ready()
+    assert engine.metrics.registry.get_sample_value("diffucoder_ready") == 0
+
+
 def test_a_compilation_that_fails_is_tried_again(engine, alone, monkeypatch):
     """As it does when no descriptor is left for it."""
     failures, done = [OSError(24, "Too many open files")] * 2, threading.Event()

@@ -13,7 +13,7 @@ from jax_lm.host.interruption import remove_on_exit
 
 @contextmanager
 def remove_empty(path: Path) -> Iterator[None]:
-    """Remove a file at the end to which nothing was written."""
+    """Remove a file on leaving the block if nothing was written to it."""
     try:
         yield
     finally:

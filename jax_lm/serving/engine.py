@@ -5,7 +5,8 @@
     jobs = engine.submit([request], listen)   # listen(event) is called on a worker's thread
     engine.close(grace=30)
 
-`queue` holds the waiting jobs; a `worker` decodes them on one device or mesh. Knows no HTTP.
+The jobs wait in `jax_lm.serving.queue`, and each worker (`jax_lm.serving.worker`) decodes some of
+them on its own device or mesh. Knows no HTTP.
 """
 
 import logging
@@ -46,10 +47,11 @@ class EngineOptions:
     """Limits of an engine.
 
     Attributes:
-        slots: sequences decoded together, per width and with or without a KV cache.
+        slots: most sequences that one program decodes together. Each width has its own slots, with
+            a KV cache and without.
         queue: sequences that may wait for a slot.
-        context: tokens that prompt and answer may take together; None is 2048, or the model's
-            context if that is shorter.
+        context: tokens that prompt and answer may take together; None is the first of
+            `jax_lm.planning.serving.CONTEXTS`, or the model's context if that is shorter.
         max_tokens: length of the longest hole.
         default_tokens: length of a hole that a request gives no length for, at most `max_tokens`.
         draft: steps drafted ahead for every sequence (`jax_lm.options.GenerationOptions`); 0 is
@@ -86,10 +88,10 @@ class EngineOptions:
         return [WarmUp.parse(text, self.preset) for text in self.warm_up]
 
     def require_fitting(self, inference: DiffuCoderInference):
-        """Raise ValueError for options that a model cannot follow. Its weights need not be loaded."""
+        """Raise ValueError for options that the model does not support, with or without weights."""
         options = GenerationOptions(draft=self.draft, decoding=Decoding(preset=self.preset))
         if inference.config.is_causal:
-            # masks draft
+            # Its drafts come from masks (`LeftToRight`), which `served_options` would refuse.
             require_drafts(self.draft, inference.config)
             options = replace(options, draft=0)
         served_options(inference, options)
@@ -104,10 +106,13 @@ class Engine:
     Args:
         inference: model and tokenizer.
         options: limits.
-        metrics: counters to update.
 
     Attributes:
-        failure: what ended the engine, if it was not closed.
+        workers: one for each replica of the model.
+        ready: set once every worker has finished its warm-up.
+        stopped: set once every worker has ended, or one has failed.
+        preparing: requests whose texts are being encoded, scored or compiled to a grammar.
+        failure: the exception that ended the engine; None after `close`.
     """
 
     def __init__(self, inference: DiffuCoderInference, options: EngineOptions = EngineOptions()):
@@ -135,7 +140,6 @@ class Engine:
             worker.siblings = self.workers
         self.ready = Event()
         self.stopped = Event()
-        # requests whose texts are being encoded, scored or compiled to a grammar
         self.preparing = 0
         self.failure: BaseException | None = None
 
@@ -184,7 +188,8 @@ class Engine:
         try:
             self.queue.put(jobs)
         except RejectedError as rejected:
-            self.metrics.refused.inc(len(jobs) * (rejected.code == "queue_full"))
+            if rejected.code == "queue_full":
+                self.metrics.refused.inc(len(jobs))
             raise
         self.metrics.prompt_tokens.inc(sum(each.prompt_tokens for each in requests))
         return jobs
@@ -244,7 +249,7 @@ class Engine:
         is_compiling = any(
             not each.is_ready or each.compilations.thread.is_alive() for each in self.workers
         )
-        # if a slot is free, a sequence can only be waiting for a program of its width
+        # if there is room, a sequence can only be waiting for a program of its width
         has_room = len(self.queue.running) < self.queue.slots
         return "compiler" if is_compiling and has_room else "queue"
 
@@ -260,11 +265,12 @@ class Engine:
         """Accept requests once every worker has finished its warm-up."""
         if all(worker.is_ready for worker in self.workers):
             self.ready.set()
-            self.metrics.ready.set(1)
+            # not ready if the engine was closed during the last step of the warm-up
+            self.metrics.ready.set(self.is_ready)
             logger.info("ready")
 
     def on_end(self, failure: BaseException | None):
-        """End all jobs after a failure, or once every worker has ended."""
+        """End all jobs, unless a worker ends without a failure before the others."""
         if failure and self.failure is None:
             self.failure = failure
             self.queue.refusal = "engine_failed"
@@ -277,6 +283,6 @@ class Engine:
             return
         self.stopped.set()
         self.metrics.ready.set(0)
-        # otherwise clients would wait forever
+        # no worker will deliver these, and their clients would wait forever
         for job in self.queue.clear():
             job.deliver(job.ending(self.queue.refusal))

@@ -1,9 +1,10 @@
 """`diffucoder generate --prompts`: answers a file of prompts in batches of similar length.
 
-An answer depends on its prompt, the model, the settings, the seed and the line number. But for ties
-that rounding decides, it does not depend on the batch size, nor on where an earlier run was killed.
-(Draws of a rule by probability do, in texts of several blocks: they are numbered by the batch's
-steps.)
+An answer depends on its prompt, the model, the settings, the seed and its place in the file. It does
+not depend on the batch size, nor on where an earlier run was killed, with two exceptions: ties that
+rounding decides, and commit rules by chance in texts of several blocks, whose random numbers follow
+the steps of the batch.
+
 Answers are appended to the file as they are decoded, and sorted at the end.
 """
 
@@ -20,13 +21,22 @@ from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.diffusion.state import row_keys
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import output_folder, remove_empty, require_writable, write_rows_whole
+from jax_lm.host.files import (
+    output_folder,
+    remove_empty,
+    require_writable,
+    whole_lines,
+    write_rows_whole,
+)
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.inference.batches import share_batches
 from jax_lm.model_source import find_model
 from jax_lm.reports.run_folder import JsonLog, weights_digest
 from jax_lm.results import Generation
 from jax_lm.templates import Template
+
+# What the line of an answer begins with.
+LINE_START = b'{"line": '
 
 
 def answer_file(arguments: Generate, source: Path, out: Path) -> int:
@@ -37,11 +47,28 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     is_writer = distributed.is_first()
     if is_writer:
         require_writable(out.parent)
-    # prompts, and answers of an earlier run with the same settings
+    # a line may be a prompt itself, or an object that holds one
     rows = open_prompts(source, plain=True)
     model = find_model(arguments.engine.model, arguments.engine.adapter)
-    run = settings_digest(arguments, rows, weights_digest(*model.folders))
-    log = AnswerLog(out, run)
+    log = AnswerLog(out, settings_digest(arguments, rows, weights_digest(*model.folders)))
+    known = len(log.answers)
+    # Lock the file before the weights are loaded, so that a second run is refused at once.
+    if is_writer:
+        output_folder(out.parent)
+        log.open(out, out)
+    # The file is removed while it is locked: without the lock, it may be that of another run.
+    with log, remove_empty(out) if is_writer else nullcontext():
+        answer_rows(arguments, rows, log)
+        if is_writer:
+            # all answers, in the order of the prompts
+            write_rows_whole(out, (log.answers[index] for index in sorted(log.answers)))
+            total = f", which now has {len(rows)}" if known else ""
+            print(f"wrote {len(rows) - known} answers to {out}{total}")
+    return 0
+
+
+def answer_rows(arguments: Generate, rows: Sequence[Fields], log: "AnswerLog"):
+    """Decode an answer to each prompt that the log has none for, and append it to the log."""
     answers = log.answers
     templates = []
     engine = DiffuCoderInference(
@@ -51,48 +78,37 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
         allow_nonfinite=arguments.allow_nonfinite,
     )
     widths = [template.width(engine.tokenizer) for template in templates]
-    waiting = [number for number in range(len(rows)) if number not in answers]
-    if answers and waiting and is_writer:
+    waiting = [index for index in range(len(rows)) if index not in answers]
+    if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
-    if is_writer:
-        output_folder(out.parent)
-    with (
-        terminal.progress("answering", FIRST_NOTE) as report,
-        remove_empty(out) if is_writer else nullcontext(),
-        log,
-    ):
-        if is_writer:
-            log.open(out, out)
-        for places in share_batches([widths[n] for n in waiting], size, engine.config):
-            numbers = [waiting[place] for place in places]
+    with terminal.progress("answering", FIRST_NOTE) as report:
+        for places in share_batches([widths[index] for index in waiting], size, engine.config):
+            batch = [waiting[place] for place in places]
             # Pad the last batch by repeating rows, as another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
-            filled = (numbers * size)[:size] if len(waiting) > size else numbers
-            # one key per prompt, so that an answer does not depend on its batch
-            keys = row_keys(arguments.seed, filled)
-            batch = engine.decode(
-                [templates[n] for n in filled],
+            filled = (batch * size)[:size] if len(waiting) > size else batch
+            decoded = engine.decode(
+                [templates[index] for index in filled],
                 arguments.generation,
-                seed=keys,
-                on_progress=terminal.batch_progress(report, len(answers), len(numbers), len(rows)),
+                # one key per prompt, so that an answer does not depend on its batch
+                seed=row_keys(arguments.seed, filled),
+                on_progress=terminal.batch_progress(report, len(answers), len(batch), len(rows)),
             )
             # each batch is on disk before the next one begins
-            decoded = zip(numbers, batch.rows, strict=False)
-            log.append(*(answer_line(number, rows[number], row, run) for number, row in decoded))
+            log.append(
+                *(
+                    answer_line(index, rows[index], answer, log.run)
+                    for index, answer in zip(batch, decoded.rows, strict=False)
+                )
+            )
             if report:
                 report(len(answers), len(rows))
-    # all answers, in the order of the prompts
-    if is_writer:
-        write_rows_whole(out, (answers[number] for number in sorted(answers)))
-        total = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
-        print(f"wrote {len(waiting)} answers to {out}{total}")
-    return 0
 
 
 def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
-    # without batch size and devices, because answers do not depend on them
+    # Not the batch size and the devices: an interrupted run may be resumed with others.
     inputs = [
         asdict(arguments.engine) | {"mesh": None},
         weights,
@@ -107,6 +123,10 @@ def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -
 class AnswerLog(JsonLog):
     """The answers in a file, by index of the prompt: those of an earlier run, and new ones.
 
+    Args:
+        out: the file, which need not exist.
+        run: digest of the settings, which each answer holds.
+
     Raises:
         ValueError: the file cannot be read, is no file of answers, or its answers belong to other
             prompts or settings.
@@ -115,6 +135,7 @@ class AnswerLog(JsonLog):
     kind = "an answer of this command; choose another file"
 
     def __init__(self, out: Path, run: str):
+        self.run = run
         self.answers: dict[int, Fields] = {}
         if not out.exists():
             return
@@ -125,8 +146,13 @@ class AnswerLog(JsonLog):
             )
         try:
             self.replay(out)
+            last = out.read_bytes().removeprefix(whole_lines(out))
         except OSError as error:
             raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
+        # A kill may have cut off the last line, which `open` removes. A file of one line without a
+        # line end may also be anything else, such as results in JSON.
+        if last[: len(LINE_START)] != LINE_START[: len(last)]:
+            raise ValueError(f"{out}: its last line is not {self.kind}")
         if any(answer.get("run") != run for answer in self.answers.values()):
             raise ValueError(
                 f"out={str(out)!r}: has answers to other prompts or with other settings; choose another file"
@@ -149,7 +175,7 @@ def prompt_templates(
     """
     length = arguments.generation.max_new_tokens
     context = engine.config.max_position_embeddings
-    for number, row in enumerate(rows, 1):
+    for line, row in enumerate(rows, 1):
         prompt = row["prompt"]
         if arguments.chat or not isinstance(prompt, str):
             prompt = engine.chat_prompt(prompt)
@@ -157,14 +183,14 @@ def prompt_templates(
         try:
             check_context(template.width(engine.tokenizer), context, length)
         except ValueError as error:
-            raise ValueError(f"{arguments.prompts}: prompt {number}: {error}") from None
+            raise ValueError(f"{arguments.prompts}: prompt {line}: {error}") from None
         yield template
 
 
-def answer_line(number: int, row: Fields, answer: Generation, run: str) -> Fields:
-    """Return the JSON object of an answer."""
+def answer_line(index: int, row: Fields, answer: Generation, run: str) -> Fields:
+    """Return the JSON object of the answer to the prompt `index`, counted from 0."""
     return {
-        "line": number + 1,
+        "line": index + 1,
         **{name: row[name] for name in ("id", "task_id") if name in row},
         "prompt": row["prompt"],
         "completion": answer.text,
