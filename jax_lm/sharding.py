@@ -35,10 +35,9 @@ ROW_AXES = ("data", "fsdp")
 SPLIT_OUTPUTS = ("tensor", "fsdp")
 SPLIT_INPUTS = ("fsdp", "tensor")
 
-FIRST_KERNELS = (
-    "embed_tokens", "q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj",
-    "lm_head",
-)  # fmt: skip
+FIRST_KERNELS = """
+    embed_tokens q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj lm_head
+""".split()  # noqa: SIM905 (a table, not a list)
 LAST_KERNELS = ("o_proj", "down_proj")
 KERNELS = {
     **dict.fromkeys(FIRST_KERNELS, SPLIT_OUTPUTS),

@@ -105,6 +105,9 @@ def test_a_limit_is_spread_over_the_file(tmp_path):
         (b"\xff\xfe", "line 1: not UTF-8"),
         (json.dumps(RECORDS[0] | {"suffix": 3}).encode(), "line 1: has no text 'suffix'"),
         (b'{"task_id": "a"}', "line 1: has no text 'entry_point'"),
+        # in the prompt, the error named no line; in the tests, every answer failed
+        (json.dumps(RECORDS[0] | {"prompt": "\ud800"}).encode(), "line 1: not Unicode text"),
+        (json.dumps(RECORDS[0] | {"test": "'\ud800'"}).encode(), "line 1: not Unicode text"),
     ],
 )
 def test_other_files_are_refused_by_name(tmp_path, content, named):

@@ -67,6 +67,8 @@ def test_ends_are_the_shortest():
     assert regular_grammar("regex", r"ab$").completion("a") == "b"
     assert regular_grammar("regex", r"a\$").completion("a") == "$"
     assert regular_grammar("regex", r"a\\$").completion("a") == "\\"
+    # neither is an anchor
+    assert regular_grammar("regex", r"[^a]\^\\A").completion("") == r"0^\A"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,25 @@ def test_a_text_may_go_on_where_it_could_have_ended(pattern, text):
 def test_an_expression_must_be_valid_by_itself():
     with pytest.raises(ValueError, match="regex='a\\)\\(b'"):
         regular_grammar("regex", "a)(b")
+
+
+@pytest.mark.parametrize(
+    ("schema", "begun", "wrong"),
+    [
+        ('{"type": "object"}', '{"a": {"b": [1, "x"', "[1"),
+        ("{}", '[1, {"a": n', "]"),
+        # the library's expression of an empty schema accepted 0, and wrote a bracket too many
+        ('{"properties": {"a": {}}, "required": ["a"]}', '{"a": [[', "0"),
+        ('{"properties": {"a": {"title": "A"}}, "required": ["a"]}', '{"a": "b', "true"),
+        ('{"type": "array", "items": {"type": "object"}}', '[{"a": 1}, {', "{"),
+        ('{"anyOf": [{}, {"enum": ["a"]}]}', "[tr", "}"),
+    ],
+)
+def test_any_value_takes_no_time_to_prepare(schema, begun, wrong):
+    """The library looked for matches that start anywhere, which took from 9 s to more than a minute."""
+    grammar = regular_grammar("json_schema", schema, 8.0)
+    json.loads(begun + grammar.completion(begun))
+    assert grammar.completion(wrong) is None
 
 
 def test_a_schema_of_numbers_takes_fractions():
@@ -174,6 +195,10 @@ MISSING = "'required' must list names of 'properties'"
     [
         ("regex:(a", "regex='(a': Failed to build DFA"),
         ("regex:(?=a)b", "Failed to build DFA"),
+        # the other alternative would be all that is left
+        ("regex:(^a|b)c", r"^ and \A must not stand inside an expression"),
+        (r"regex:(\Aa|b)c", r"^ and \A must not stand inside an expression"),
+        ('json_schema:{"type": "string", "pattern": "a|^b"}', r"^ and \A must not stand inside"),
         ("json_schema:{", "json_schema='{': is not JSON"),
         ("json_schema:[1]", "json_schema: must be an object, not [1]"),
         ('json_schema:{"type": "integer", "minimum": 3}', "'minimum' is not supported"),

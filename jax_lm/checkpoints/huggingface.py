@@ -279,9 +279,10 @@ def read_header(path: Path) -> tuple[dict[str, Fields], dict[str, str], int]:
 
 def save(folder: Path, tensors: Mapping[str, Array | np.ndarray], config: Fields):
     """Write `config.json` and one `model.safetensors`, each atomically."""
-    arrays = {name: np.asarray(value) for name, value in tensors.items()}
     with atomic_write(folder / WEIGHTS) as path:
-        save_tensors(path, arrays, {"format": "pt"})
+        save_tensors(
+            path, {name: np.asarray(value) for name, value in tensors.items()}, {"format": "pt"}
+        )
     # An index left by a sharded checkpoint would take precedence over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
     write_json_whole(folder / "config.json", config, 2)

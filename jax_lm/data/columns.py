@@ -61,6 +61,21 @@ def row_fields(line, plain: str | None = None) -> Fields:
     return line
 
 
+def require_encodable(value, name: str = ""):
+    """Raise BadRowError if texts in a JSON value cannot be written as UTF-8.
+
+    Args:
+        value: the value.
+        name: beginning of the message.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise BadRowError(
+            f"{name}not Unicode text: it holds half of a surrogate pair, or a byte that is not UTF-8"
+        ) from None
+
+
 def has_form(value, form) -> bool:
     """Whether a JSON value has a form: a type, [form] for a list, or {name: form} for an object."""
     # has_form({"role": "user", "content": "hi"}, {"role": str, "content": str}) is True

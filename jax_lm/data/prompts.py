@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, Columns, mapped_columns, parse_turn, row_fields
+from jax_lm.data.columns import (
+    BadRowError,
+    Columns,
+    mapped_columns,
+    parse_turn,
+    require_encodable,
+    row_fields,
+)
 from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
@@ -125,12 +132,7 @@ def prompt_row(line, columns: Columns, *, plain: bool) -> Fields:
         row["prompt"] = [turn | parse_turn(turn, "prompt") for turn in prompt]
     # The columns that an answer repeats.
     for name in ("prompt", "id", "task_id"):
-        try:
-            json.dumps(row.get(name), ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError:
-            raise BadRowError(
-                f"{name}: not Unicode text: it holds half of a surrogate pair, or a byte that is not UTF-8"
-            ) from None
+        require_encodable(row.get(name), f"{name}: ")
     return row
 
 

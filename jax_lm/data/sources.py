@@ -229,8 +229,9 @@ def load_dataset(source: HubDataset) -> Any:
 
 def holds_dataset(folder: Path) -> bool:
     """Return whether a folder contains JSONL files or data that `datasets` loads."""
-    names = (*SAVED, "*.jsonl", "*.parquet")
-    return any(path.is_file() for name in names for path in folder.rglob(name))
+    return any(
+        path.is_file() for name in (*SAVED, "*.jsonl", "*.parquet") for path in folder.rglob(name)
+    )
 
 
 def open_source(

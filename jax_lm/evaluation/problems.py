@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, has_form, row_fields
+from jax_lm.data.columns import BadRowError, has_form, require_encodable, row_fields
 from jax_lm.data.prompts import load_tasks
 from jax_lm.data.sources import JsonFiles
 from jax_lm.rewards.cases import row_tests
@@ -187,7 +187,9 @@ def file_problems(suite: str, path: Path) -> list[Problem]:
         raise ValueError(f"{path}: cannot be read, as it is no file")
     for where, line in JsonFiles.of([path], 1).read(0):
         try:
-            problem = SUITES[suite][0](row_fields(line))
+            record = row_fields(line)
+            require_encodable(record)
+            problem = SUITES[suite][0](record)
             if problem.name in problems:
                 raise BadRowError(f"repeats {problem.name!r}")
             problems[problem.name] = problem

@@ -19,8 +19,8 @@ from jax_lm.reports.tables import table_section
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 NOTE = (
     "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv "
-    "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run over all "
-    "problems with those settings is comparable."
+    "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run with those "
+    "settings is comparable."
 )
 # Columns of the report's tables, and the format of their cells.
 RATES = {
@@ -59,17 +59,21 @@ def evaluation_report(
         metadata=evaluation_metadata(settings, records, total),
         sections=[
             table_section(f"Rates of {suite}", [vars(rate) for rate in measured], RATES),
-            *paper_sections(suite, measured),
+            *paper_sections(settings, measured),
         ],
         details=[attempt_section(record) for record in order],
     )
 
 
-def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
-    """Return a table of this run's pass@1 and the published ones; empty if either is missing."""
+def paper_sections(settings: Record, measured: Sequence[Rate]) -> list[Section]:
+    """Return a table of this run's pass@1 and the published ones.
+
+    It is empty if either is missing, and for a part of the benchmark or another file.
+    """
+    suite = settings["suite"]
     pass_at_1 = [rate for rate in measured if rate.k == 1]
     size = PUBLISHED["problems"].get(suite)
-    if not pass_at_1 or not size:
+    if not pass_at_1 or size != settings["problems"]:
         return []
     scores = {model: score[suite] for model, score in PUBLISHED["scores"].items()}
     # The last rate is that of all groups together if there are several.

@@ -87,7 +87,7 @@ class RegularGrammar:
 
     def __init__(self, kind: str, text: str, seconds: float | None = None):
         # Error messages quote only the beginning of the expression or schema.
-        name = f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
+        name = f"{kind}={text!r:.80}"
         # checked before the text is parsed or given to another process
         if len(text) > MAX_LENGTH:
             raise ValueError(f"{name}: {len(text)} characters, at most {MAX_LENGTH}")
@@ -226,6 +226,9 @@ def require_supported(schema):
     """Raise ValueError for a keyword that the expression of a schema would ignore."""
     if not isinstance(schema, dict):
         raise ValueError(f"json_schema: must be an object, not {json.dumps(schema)[:60]}")
+    # the library's expression of an empty schema is correct nowhere but at the top
+    if not schema.keys() - ANNOTATIONS:
+        schema["type"] = "object array string number boolean null".split()  # noqa: SIM905
     for name, value in schema.items():
         # an expression of listed properties allows no others anyway
         if name == "additionalProperties" and value is False and "properties" in schema:

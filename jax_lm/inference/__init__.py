@@ -288,8 +288,9 @@ class DiffuCoderInference:
             messages = [{"role": "user", "content": messages}]
         messages = list(messages)
         if not messages or not has_form(messages, [{"role": str, "content": str}]):
-            rule = "must be one or more objects with role and content"
-            raise ValueError(f"messages={messages!r:.80}: {rule}")
+            raise ValueError(
+                f"messages={messages!r:.80}: must be one or more objects with role and content"
+            )
         return self.tokenizer.apply_chat_template(messages)
 
     def doubt(self, answer: Generation, temperature: float) -> str | None:
@@ -383,8 +384,9 @@ class DiffuCoderInference:
     ) -> DecodedBatch:
         """Fill the hole between two texts at each of these lengths; return the most likely row."""
         # One row per length, all in one batch.
-        templates = [Template.infilling(prefix, length, suffix) for length in lengths]
-        batch = self.decode(templates, options, seed=seed)
+        batch = self.decode(
+            [Template.infilling(prefix, length, suffix) for length in lengths], options, seed=seed
+        )
         return replace(batch, rows=(max(batch.rows, key=lambda row: row.mean_log_confidence),))
 
     def fill(self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0) -> str:

@@ -30,8 +30,7 @@ class TextPart(Part):
 
 def as_parts(value) -> Any:
     """Return a text as a list of one part; null is an empty text."""
-    is_text = value is None or isinstance(value, str)
-    return [{"type": "text", "text": value or ""}] if is_text else value
+    return [{"type": "text", "text": value or ""}] if isinstance(value, str | None) else value
 
 
 class ChatMessage(Part):
@@ -54,11 +53,10 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
 
 def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> Gaps:
     """Encode a conversation for its next message. Raises ValueError if there is no chat template."""
-    # chat templates have no role "developer"
-    roles = {"developer": "system"}
     template_messages = [
         {
-            "role": roles.get(each.role, each.role),
+            # chat templates have no role "developer"
+            "role": "system" if each.role == "developer" else each.role,
             "content": "".join(part.text for part in each.content),
         }
         for each in messages

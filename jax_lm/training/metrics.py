@@ -27,15 +27,10 @@ METRICS_FILE = "metrics.jsonl"
 LARGEST = "max_"
 
 # Metrics on the console, in addition to those of evaluations.
-SHOWN = (
-    "loss",
-    "reward",
-    "rewarded_logprob",
-    "zero_variance_groups",
-    "gradient_norm",
-    "learning_rate",
-    "tokens_per_second",
-)
+SHOWN = """
+    loss reward rewarded_logprob zero_variance_groups gradient_norm learning_rate
+    tokens_per_second
+""".split()  # noqa: SIM905 (a table, not a list)
 
 # Values by name.
 Metrics = dict[str, float]

@@ -136,8 +136,9 @@ def run_experiment(arguments: Experiment) -> int:
     # a step that took too long may have more time in the same folder
     del identity["timeout"]
     name = settings.model or "built-in model"
-    steps = ExperimentSteps(folder, settings).steps()
-    return run_steps(steps, arguments.out, identity, name, CRITERIA, SECTIONS)
+    return run_steps(
+        ExperimentSteps(folder, settings).steps(), arguments.out, identity, name, CRITERIA, SECTIONS
+    )
 
 
 def run_steps(
@@ -172,8 +173,9 @@ def run_steps(
             run.run(steps, on_step=progress)
         document = report(run.outcomes)
     # write results and report
-    results = {name: asdict(outcome) for name, outcome in run.outcomes.items()}
-    write_json_whole(out / "results.json", results)
+    write_json_whole(
+        out / "results.json", {name: asdict(outcome) for name, outcome in run.outcomes.items()}
+    )
     document.write(out, "report")
     print_report(document)
     print(f"report: {out / 'report.html'}")
@@ -186,10 +188,13 @@ def run_parity_check(arguments: ParityCheck) -> int:
     _, cases = read_golden(arguments.folder)
     if arguments.training:
         read_recording(arguments.folder, *FILES)
-    tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
     # inference, then training if asked for
     findings = list(
-        check_parity(arguments.folder, tolerance=arguments.tolerance, tokenizer=tokenizer)
+        check_parity(
+            arguments.folder,
+            tolerance=arguments.tolerance,
+            tokenizer=None if arguments.tokenizer is None else Path(arguments.tokenizer),
+        )
     )
     if arguments.training:
         findings += check_training_parity(arguments.folder)

@@ -86,8 +86,9 @@ def run_eval(arguments: Evaluate) -> int:
             ):
                 journal.append(attempt.record())
         # report
-        records = list(journal.records.values())
-        document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
+        document = evaluation_report(
+            settings, journal.records.values(), sorted(set(arguments.k)), total=total
+        )
         if arguments.out:
             document.write(arguments.out, "report")
     print_report(document, with_sections=True)
