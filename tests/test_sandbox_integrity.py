@@ -39,7 +39,7 @@ def ask(operation, *forms, **keywords):
         return ask("call", ask("get", forms[0], forms[1]), *forms[2:], **keywords)
     if operation == "call":
         operation, forms = "special", [forms[0], "__call__", *forms[1:]]
-    peer = sys.modules["untrusted.inside.foreign"].PEERS[0]
+    peer = sys.modules["untrusted.inside.program"].PEERS[0]
     forms = [form if isinstance(form, dict) else peer.encode(form) for form in forms]
     peer.channel.send({"do": operation, "values": forms, "keywords": keywords, "changes": []})
     while (reply := peer.channel.receive())["do"] not in ("return", "raise"):
@@ -128,7 +128,7 @@ HACKS = {
     ),
     "the class of an object, called": (
         ASK + "def f(g, p):\n"
-        "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
+        "    peer = sys.modules['untrusted.inside.program'].PEERS[0]\n"
         "    kind = peer.encode(type(p))\n"
         "    maker = ask('call', kind, named('operator', 'methodcaller'), 'format')\n"
         "    return ask('call', ask('call', maker, g), LEAK)",
@@ -136,7 +136,7 @@ HACKS = {
     ),
     "the class of a mock, called": (
         ASK + "def f(g, m):\n"
-        "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
+        "    peer = sys.modules['untrusted.inside.program'].PEERS[0]\n"
         "    mock = ask('call', peer.encode(type(m)), wraps=named('operator', 'methodcaller'))\n"
         "    return ask('call', ask('call', mock, 'format', g), LEAK)",
         [HELD + "from unittest.mock import MagicMock\nassert f(double, MagicMock()) == SECRET"],
@@ -150,7 +150,7 @@ HACKS = {
     ),
     "classes below a class": (
         ASK + "def f(g, o):\n"
-        "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
+        "    peer = sys.modules['untrusted.inside.program'].PEERS[0]\n"
         "    kinds = ask('special', peer.encode(type(o)), '__subclasses__')\n"
         "    return ask('get', peer.encode(peer.decode(kinds)[0]), 'SECRET')",
         [
