@@ -36,7 +36,7 @@ EXPOSED = {"output", "input", "files", "asyncio", "threads"}
 """Classes of honest programs that lean on what a process inherits."""
 UNJUDGED = {
     "arguments": 1,
-    "asynchronous": 5,
+    "asynchronous": 6,
     "exceptions": 3,
     "functions": 7,
     "objects": 11,
