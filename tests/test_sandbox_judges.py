@@ -65,3 +65,14 @@ def test_a_test_keeps_the_classes_that_it_inherits_from():
     assert "TestB" not in base
     assert "class TestA" in other
     assert "class TestB" in other
+
+
+def test_a_time_zone_of_the_test_cannot_cross():
+    """The program's process ended at the date that it could not build, and had failed."""
+    test = (
+        "import datetime\nclass Zone(datetime.tzinfo):\n"
+        "    def utcoffset(self, time): return datetime.timedelta(hours=2)\n"
+        "assert hour(datetime.datetime(2020, 1, 1, 5, tzinfo=Zone())) == 5\n"
+    )
+    result = run("def hour(time): return time.hour", [test], executor=TIER, allow_unsafe=True)
+    assert result.outcome == "cannot_judge", result.tests

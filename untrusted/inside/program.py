@@ -19,7 +19,7 @@ from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.handles import KINDS
 from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
 from untrusted.inside.packages import find_type, genuine_name
-from untrusted.inside.peer import Peer
+from untrusted.inside.peer import BorderError, Peer
 from untrusted.inside.wire import UnknownValueError, canonical
 
 FILE = "program.py"
@@ -81,7 +81,13 @@ class ProgramPeer(Peer):
         """Answer requests until the test has ended."""
         # Ends by ChannelEndError.
         while True:
-            self.answer(*self.receive())
+            try:
+                request = self.receive()
+            except BorderError as error:
+                # A value that cannot be built here, as a date with a time zone of the test's own.
+                self.send("raise", [TypeError(str(error))], {})
+            else:
+                self.answer(*request)
 
 
 # Stand-ins for objects of the test

@@ -16,6 +16,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, ValuesView
 from contextlib import suppress
+from datetime import tzinfo
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -118,10 +119,11 @@ class Tester(Peer):
         # What the border supports only in part
         is_data = dataclasses.is_dataclass(value) or not handles.PLAIN.isdisjoint(kind.__mro__)
         if (
-            # The program may await them, or need their fields, plain value or type.
+            # The program may await them, or need their fields, plain value or type; or a date needs
+            # its time zone.
             module.startswith(("asyncio", "typing"))
             or "Async" in kind.__name__
-            or isinstance(value, type | types.CoroutineType)
+            or isinstance(value, type | types.CoroutineType | tzinfo)
             or inspect.iscoroutinefunction(value)
             or (is_function and any(map(is_own, value.__annotations__.values())))
             or (is_own(kind) and is_data)
