@@ -401,7 +401,7 @@ def ask_for_classes(node):
 
     type(x), x.__class__ -> __handles__.type_of(x)
     callable(x) -> __handles__.is_callable(x)
-    x.f(1) -> __handles__.call_method(x, "f", 1): one message, not two
+    x.f(1) -> __handles__.method_call(x, "f", 1): one message, not two
     """
     if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
         # Changed in place, because other nodes refer to this node.
@@ -420,7 +420,7 @@ def ask_for_classes(node):
                 # assertSetEqual calls methods of a set, which may be an object of the program.
                 name = "assertEqual" if name == "assertSetEqual" else name
                 node.args = [value, ast.Constant(name), *node.args]
-                node.func = member(HANDLES, "call_method")
+                node.func = member(HANDLES, "method_call")
 
 
 def prepare(nodes: Nodes, program: Names):

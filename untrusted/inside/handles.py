@@ -468,7 +468,7 @@ def measure(value: Any, is_close: bool = False):
     return array.view(empty_array_class()) if wire.is_array(array) and not array.size else array
 
 
-def call_method(subject, name: str, /, *arguments, **keywords):
+def method_call(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)

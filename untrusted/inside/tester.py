@@ -425,8 +425,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
 def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
     # `exit()` is defined in _sitebuiltins. `sys.exit()` has no frame of its own, so the last one is
-    # that of the test or of `call_method`.
-    ours = (FILE, handles.call_method.__code__.co_filename)
+    # that of the test or of `method_call`.
+    ours = (FILE, handles.method_call.__code__.co_filename)
     files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
     raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
