@@ -484,8 +484,8 @@ def set_dtype(fields: Fields, dtype: str) -> Fields:
     The dtype is stored under the names that the fields use: `torch_dtype`, or `dtype` in newer
     versions of transformers.
     """
-    names = [name for name in ("torch_dtype", "dtype") if name in fields] or ["torch_dtype"]
-    return dict(fields) | dict.fromkeys(names, dtype)
+    names = {"torch_dtype", "dtype"} & fields.keys() or ["torch_dtype"]
+    return fields | dict.fromkeys(names, dtype)
 
 
 # Shapes for measurements without weights: the one of DiffuCoder, and a small one.

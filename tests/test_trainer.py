@@ -5,6 +5,7 @@ refusals.
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -506,6 +507,17 @@ def test_finished_run_is_not_trained_again(whole):
 def test_run_with_other_settings_is_not_continued(whole, config, identity, named):
     with pytest.raises(ValueError, match=named):
         Trainer(regression, params(), config, out=whole.out, identity=identity).run(Stream())
+
+
+@pytest.mark.parametrize(
+    "file", ["rest/_METADATA", "rest/manifest.ocdbt", "state/manifest.ocdbt", "state/_METADATA"]
+)
+def test_a_damaged_checkpoint_is_named(whole, tmp_path, file):
+    shutil.copytree(whole.out, tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    os.truncate(newest / file, 5)
+    with pytest.raises(ValueError, match=f"checkpoint .*/{newest.name} is damaged: remove it"):
+        Trainer(regression, params(), settings(), out=tmp_path / "run").run(Stream())
 
 
 def test_other_weights_are_not_continued(whole):

@@ -25,7 +25,7 @@ Packages = tuple[str, ...]
 # Packages that programs may import by default in addition to the standard library, if installed.
 PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
 # Packages that run tests: pytest and what it imports.
-HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
+HARNESS = "pytest _pytest pluggy iniconfig packaging pygments py".split()  # noqa: SIM905
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 # Where packages are installed below a folder that programs may read.
 PACKAGE_FOLDERS = (

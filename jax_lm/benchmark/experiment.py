@@ -121,8 +121,9 @@ class ExperimentSteps:
     def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what) -> Measured:
         """Measure a backend in a process without an accelerator, on weights of the same dtype."""
         what |= {"dtype": self.engine.precision, "platform": "cpu", "repeats": 1}
-        request = WorkerRequest(backend=backend, folder=self.folder, **what)
-        return run_worker(request, limit=self.settings.timeout)
+        return run_worker(
+            WorkerRequest(backend=backend, folder=self.folder, **what), limit=self.settings.timeout
+        )
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
         """Decode answers of full length, so that equal batches are the same amount of work."""

@@ -82,8 +82,10 @@ def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%
 def judge_checks(row: Row) -> Judgement:
     """Judge whether every check of the checkpoint passed."""
     checks = row["checks"]
-    measured = f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed"
-    return measured, row["passed"]
+    return (
+        f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed",
+        row["passed"],
+    )
 
 
 def judge_batch_gain(row: Row) -> Judgement:
@@ -221,8 +223,7 @@ def chart_section(title: str, x: str, y_title: str, by: str, rows: Measurements)
     There is a line for each value of the column `by`. The title names the chart's file.
     """
     picture = row_chart(y_title, rows, x, "tokens_per_second", by)
-    name = title.lower()
-    return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=name)
+    return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=title.lower())
 
 
 SECTIONS: Sections = {

@@ -109,8 +109,9 @@ def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, F
         if not (folder / name).exists():
             raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
     try:
-        text = (folder / settings).read_text(encoding="utf-8")
-        return Golden(load_file(folder / tensors)), json.loads(text)
+        return Golden(load_file(folder / tensors)), json.loads(
+            (folder / settings).read_text(encoding="utf-8")
+        )
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
 

@@ -265,5 +265,4 @@ def checkpoint_name(keys: tuple[str, ...]) -> str:
     # -> "model.layers.7.DreamMLP_0.Dense_1.weight" -> "model.layers.7.mlp.up_proj.weight"
     *module, kind = keys[1:] if keys[:1] == ("params",) else keys
     kind = "weight" if kind in ("kernel", "embedding", "scale") else kind
-    path = LAYER.sub(r"model.layers.\1.", ".".join([*module, kind]))
-    return translate(path, NAMES)
+    return translate(LAYER.sub(r"model.layers.\1.", ".".join([*module, kind])), NAMES)

@@ -122,7 +122,7 @@ GROUP_LIMIT = 15
 FP8 = jnp.float8_e4m3fn
 FP8_LIMIT = 448.0
 # Layers whose weights are quantized. Embeddings, norms and biases stay floating-point.
-KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+KERNELS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj lm_head".split()  # noqa: SIM905
 # Tables that a model of another precision has in int8, whose error is smaller.
 INT8_TABLES = {"int4": ("embed_tokens", "lm_head"), "fp8": ("lm_head",)}
 

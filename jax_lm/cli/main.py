@@ -82,8 +82,9 @@ def run(words: list[str]) -> int:
     arguments = parse(words)
     # The place "data.Show" is in module `data`, and "data show" is run by `run_data_show`.
     module = COMMANDS[name].place.partition(".")[0]
-    command = importlib.import_module(f"jax_lm.cli.commands.{module}")
-    return getattr(command, f"run_{re.sub('[ -]', '_', name)}")(arguments)
+    return getattr(
+        importlib.import_module(f"jax_lm.cli.commands.{module}"), f"run_{re.sub('[ -]', '_', name)}"
+    )(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -221,5 +221,7 @@ def shard_name(part: int) -> str:
 def summarize_counts(shards: list[Fields]) -> str:
     """Return a summary of shards: numbers of samples, tokens and refused lines."""
     samples, tokens = (sum(shard[name] for shard in shards) for name in ("samples", "tokens"))
-    refused = sum(len(shard["refused"]) for shard in shards)
-    return f"{samples} samples, {tokens} tokens, {refused} lines refused"
+    return (
+        f"{samples} samples, {tokens} tokens, "
+        f"{sum(len(shard['refused']) for shard in shards)} lines refused"
+    )

@@ -160,8 +160,11 @@ class Evaluator:
             if draft.width <= limit:
                 drafts.append(draft)
             elif draft.attempt.key not in done:
-                detail = f"takes {draft.width} tokens: the context holds {limit}"
-                yield replace(draft.attempt, outcome=TOO_LONG, detail=detail)
+                yield replace(
+                    draft.attempt,
+                    outcome=TOO_LONG,
+                    detail=f"takes {draft.width} tokens: the context holds {limit}",
+                )
         widths = [draft.width for draft in drafts]
         # decode and execute
         start = 0
@@ -263,8 +266,11 @@ def problem_executor(
     Raises:
         SandboxUnavailableError: the machine has no sandbox that is allowed.
     """
-    tier = choose_tier(executor, allow_unsafe=allow_unsafe)
-    return Local(tier, allow_unsafe=allow_unsafe, same_process=same_process)
+    return Local(
+        choose_tier(executor, allow_unsafe=allow_unsafe),
+        allow_unsafe=allow_unsafe,
+        same_process=same_process,
+    )
 
 
 class Journal(RunLog):

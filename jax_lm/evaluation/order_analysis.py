@@ -165,8 +165,7 @@ def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], fac
 
 def decides_several(options: GenerationOptions) -> bool:
     """Return whether a step may decide several positions, which only confidence can order."""
-    is_plain = options.decoding == EXACT and options.alg != P2
-    return not is_plain or options.steps != options.max_new_tokens
+    return options.decoding != EXACT or options.alg == P2 or options.steps != options.max_new_tokens
 
 
 def measured_options(engine: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:

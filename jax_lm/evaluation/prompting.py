@@ -66,8 +66,11 @@ class ChatPrompting:
     ) -> list[Template]:
         """Return the template to decode, of a problem that is a question (`choose_prompting`)."""
         # The hole begins inside the code block that the prompt opens.
-        prompt = engine.chat_prompt(problem.question) + OPENING
-        return [Template.completion(prompt, options.max_new_tokens)]
+        return [
+            Template.completion(
+                engine.chat_prompt(problem.question) + OPENING, options.max_new_tokens
+            )
+        ]
 
     def is_over(self, problem: Problem, answer: str) -> bool:
         """Return whether what follows this beginning of an answer would be cut off."""

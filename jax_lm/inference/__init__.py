@@ -279,8 +279,9 @@ class DiffuCoderInference:
         options = options.with_settings(**settings)
         if self.is_builtin:
             logger.warning(CHAT_NOTICE)
-        prompt = self.chat_prompt(messages)
-        return self.complete([prompt], options, seed=seed, shows_progress=True)[0]
+        return self.complete([self.chat_prompt(messages)], options, seed=seed, shows_progress=True)[
+            0
+        ]
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> str:
         """Format a conversation with the chat template."""

@@ -355,8 +355,9 @@ class DreamForCausalLM(nnx.Module):
             allow_nonfinite=allow_nonfinite,
         )
         checkpoint = loading.open_checkpoint(folder, config.architecture.tensors)
-        tensors = loading.load_tensors(checkpoint, spec, on_progress=on_progress)
-        return cls.from_tensors(config, tensors, mesh=mesh)
+        return cls.from_tensors(
+            config, loading.load_tensors(checkpoint, spec, on_progress=on_progress), mesh=mesh
+        )
 
     @classmethod
     def from_tensors(

@@ -153,8 +153,9 @@ class Code(Reward):
 
     def program(self, text: str) -> str:
         """Return the program of an answer; empty if the answer is not well formed."""
-        score = format_score(text, PYTHON, strict_reference=self.strict_reference)
-        return extract_code(text) if score == 1.0 else ""
+        if format_score(text, PYTHON, strict_reference=self.strict_reference) == 1.0:
+            return extract_code(text)
+        return ""
 
     def score(self, texts, columns) -> Scores:
         scores: Scores = [0.0] * len(texts)

@@ -160,8 +160,9 @@ class DenoiseBody(SourceBody, DecodingBody):
 
     def gaps(self, tokenizer, context) -> Gaps:
         (gap,) = super().gaps(tokenizer, context)
-        after = None if self.suffix is None else tokenizer.encode_plain(self.suffix)
-        return [gap._replace(after=after)]
+        if self.suffix is None:
+            return [gap]
+        return [gap._replace(after=tokenizer.encode_plain(self.suffix))]
 
     @model_validator(mode="after")
     def check_suffix(self) -> "DenoiseBody":

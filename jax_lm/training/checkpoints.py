@@ -111,7 +111,7 @@ class RunCheckpoints(AbstractContextManager):
 
     def load_rest(self) -> Fields:
         """Load the `rest` of the newest checkpoint; arrays are numpy arrays, tuples are lists."""
-        return self.read()[REST]
+        return self.read(self.latest)[REST]
 
     def load_state(self, like, step: int | None = None) -> Any:
         """Load the state of a checkpoint.
@@ -121,7 +121,7 @@ class RunCheckpoints(AbstractContextManager):
             step: step of the checkpoint; None is the newest.
 
         Raises:
-            ValueError: the checkpoint does not hold the leaves of `like`.
+            ValueError: the checkpoint does not hold the leaves of `like`, or is damaged.
         """
         self.checkpointer.wait()
         step = self.latest if step is None else step
@@ -133,16 +133,24 @@ class RunCheckpoints(AbstractContextManager):
             difference = "lacks" if name in leaves else "holds the unknown"
             raise ValueError(f"{checkpoint} {difference} {name}: of another run")
         for name, leaf in leaves.items():
-            if shape_and_dtype(leaf) != stored[name]:
-                difference = f"{name} as {stored[name]}, this run has {shape_and_dtype(leaf)}"
-                raise ValueError(f"{checkpoint} holds {difference}")
-        abstract = {STATE: abstract_of(leaves)}
-        loaded = self.checkpointer.load_checkpointables(step, abstract)[STATE]
+            if (own := shape_and_dtype(leaf)) != stored[name]:
+                raise ValueError(f"{checkpoint} holds {name} as {stored[name]}, this run has {own}")
+        loaded = self.load(step, {STATE: abstract_of(leaves)})[STATE]
         return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
 
-    def read(self, step: int | None = None) -> Fields:
+    def load(self, step: int | None, parts: Fields) -> Fields:
+        """Load parts of a checkpoint. Raises ValueError if it is damaged."""
+        try:
+            return self.checkpointer.load_checkpointables(step, parts)
+        except KeyError as error:  # Orbax finds no handler for what it cannot read
+            raise ValueError(
+                f"checkpoint {self.checkpointer.directory}/{step} is damaged: remove it, and the "
+                "run continues from an earlier one"
+            ) from error
+
+    def read(self, step: int | None) -> Fields:
         """Read everything but the state."""
-        saved = self.checkpointer.load_checkpointables(step, {REST: None})[REST]
+        saved = self.load(step, {REST: None})[REST]
         arrays = saved["arrays"]
 
         def restore(value):

@@ -211,8 +211,12 @@ class DiffuGRPOTrainer:
             self.scores.append(score)
             if len(self.scores) >= WATCHED_UPDATES:
                 # Rewarded rows should become likelier; otherwise negative rows dominate updates.
-                error = statistics.stdev(self.scores)
-                self.watch("the mean log-probability of rewarded rows", step, score, error)
+                self.watch(
+                    "the mean log-probability of rewarded rows",
+                    step,
+                    score,
+                    statistics.stdev(self.scores),
+                )
 
     def watch(self, name: str, step: int, value: float, error: float):
         """Warn if a value is two standard errors below the best so far."""

@@ -24,9 +24,9 @@ from jax_lm.options import (
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 
 # The values that settings may take.
-ESTIMATORS = (
-    "coupled", "decoupled", "full_mask", "trace", "stratified", "left_to_right", "evidence"
-)  # fmt: skip
+ESTIMATORS = """
+    coupled decoupled full_mask trace stratified left_to_right evidence
+""".split()  # noqa: SIM905 (a table, not a list)
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
 BASELINES = ("leave_one_out", "mean")
 # Apple's recipe (DiffuCoder, arXiv 2506.20639).
@@ -272,5 +272,6 @@ class GRPOConfig:
         if self.training.max_steps is not None:
             return self.training.max_steps
         # 100 prompts, 1 epoch, 8 per rollout, 2 updates each: 13 rollouts, 26 updates
-        rollouts = math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step)
-        return rollouts * self.num_iterations
+        return self.num_iterations * math.ceil(
+            prompt_count * self.num_train_epochs / self.prompts_per_step
+        )

@@ -21,8 +21,9 @@ def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule
     # 100 steps, 10 of warm-up, peak 1e-3, min_lr_ratio 0.1: 1e-4 at step 0, 1e-3 at step 9, and
     # 1e-4 at step 100.
     warmup = max(config.warmup(steps), 1)
-    end = config.min_lr_ratio * peak
-    return optax.warmup_cosine_decay_schedule(peak / warmup, peak, warmup - 1, steps, end)
+    return optax.warmup_cosine_decay_schedule(
+        peak / warmup, peak, warmup - 1, steps, config.min_lr_ratio * peak
+    )
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

@@ -28,7 +28,7 @@ from untrusted.inside.operations import IMMUTABLE, MUTABLE, OPERATORS, Function
 BY_CONTENT = {f"__{name}__" for name in (*operations.COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # Attributes of numbers and of differences of dates.
-NUMBER_NAMES = ("real", "imag", "numerator", "denominator", "days", "seconds", "microseconds")
+NUMBER_NAMES = "real imag numerator denominator days seconds microseconds".split()  # noqa: SIM905
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
 KINDS: dict[Any, Any] = {
     kind.__name__: kind for kind in (

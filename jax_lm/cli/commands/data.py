@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 from rich.console import Console
@@ -45,8 +46,8 @@ def run_data_show(arguments: Show) -> int:
         shown += 1
         # each learned token is masked with this probability
         masked = np.array(sample.canvas) & (rng.random(len(sample.ids)) < arguments.mask_ratio)
-        counts = f"{len(sample.ids)} tokens, {sum(sample.canvas)} of them learned, {masked.sum()} masked here"
-        console.print(Text(f"{where}: {counts}", style="dim"))
+        counts = f"{sum(sample.canvas)} of them learned, {masked.sum()} masked here"
+        console.print(Text(f"{where}: {len(sample.ids)} tokens, {counts}", style="dim"))
         console.print(sample_text(sample, masked.tolist(), tokenizer), soft_wrap=True)
         console.print()
     if not shown:
@@ -77,12 +78,14 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
 def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) -> Text:
     """Format a sample: given tokens are bold, learned tokens green, and masks are glyphs."""
     text = Text()
-    for token, is_learned, is_masked in zip(row.ids, row.canvas, masked, strict=True):
+    # in runs, as a character may be several tokens
+    tokens = zip(masked, row.canvas, row.ids, strict=True)
+    for (is_masked, is_learned), run in groupby(tokens, itemgetter(0, 1)):
+        ids = [token for *_, token in run]
         if is_masked:
-            text.append(MASK_GLYPH, style="red")
+            text.append(MASK_GLYPH * len(ids), style="red")
         else:
-            piece = printable(tokenizer.decode([token]))
-            text.append(piece, style="green" if is_learned else "bold")
+            text.append(printable(tokenizer.decode(ids)), style="green" if is_learned else "bold")
     return text
 
 
