@@ -470,10 +470,15 @@ def measure(value: Any, is_close: bool = False):
 
 def call_method(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
+    is_question = name in QUESTIONS.split()
     if not isinstance(subject, Handle):
-        return getattr(subject, name)(*arguments, **keywords)
+        method = getattr(subject, name)
+        # A namespace may have a function of the program in the place of a method.
+        if is_question and isinstance(method, Handle):
+            raise cannot_judge(f"an object of the program decides {name}")
+        return method(*arguments, **keywords)
     # Questions about a plain value are answered by it, unless the test has made the object.
-    asks = name in QUESTIONS.split() and not is_made(subject)
+    asks = is_question and not is_made(subject)
     if asks and hasattr(content := content_of(subject), name):
         return getattr(content, name)(*arguments, **keywords)
     result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
