@@ -362,6 +362,8 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
 
     def method(self, other, *modulo):
         operands = (other, self) if reflected else (self, other)
+        # Before the program sees the other operand
+        content = content_of(self) if is_plain_data(other) else NOTHING
         result = ask("special", operator, *operands, *modulo)
         # With other objects, of the program or of the test, any result is accepted, unless one of
         # them has seen the expected value.
@@ -371,7 +373,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
                     unless_tainted(operand, result)
             return copy_facts(result, self)
         # With plain content, check the program's result against that of the plain type.
-        if (content := content_of(self)) is not NOTHING:
+        if content is not NOTHING:
             operands = (other, content) if reflected else (content, other)
             try:
                 expected = OPERATORS[operator](*operands, *modulo)
