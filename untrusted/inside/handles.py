@@ -333,16 +333,18 @@ def comparison(name: str) -> Function:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
     def method(self, other):
-        # A test that names no class of the program may mean plain data: f(1) == f(2)
-        is_open = name != "__eq__" or TestSide.names_class or self is other
+        # A test that names no class of the program may mean plain data: f(1) == f(2), f(1) < f(2)
+        is_open = TestSide.names_class or self is other
         content = NOTHING if is_theirs(other) and is_open else content_of(self)
         if content is not NOTHING:
             return OPERATORS[name](content, other)
         # two objects of the program
         if is_theirs(other):
             answer = ask("special", name, self, other)
-            if answer and not is_open:
-                raise cannot_judge("objects of the program decide whether they are equal")
+            if answer and not is_open and name != "__ne__":
+                raise cannot_judge(
+                    "objects of the program decide whether they are equal or in order"
+                )
             return answer
         # The test has created this object, so plain Python would let it decide. "Not equal" is the
         # only answer that can be trusted.
