@@ -250,6 +250,9 @@ class Handle:
     def __iter__(self) -> Any:
         if (content := content_of(self, "__iter__")) is not NOTHING:
             return yield_items(self, content)
+        # An empty one would be no number, but is an answer: list(f(x) - {1, 2}) == []
+        if facts_of(self).get("tainted") and not is_made(self):
+            raise no_verdict(self, "a loop over the result of an operator")
         result = unless_tainted(self, ask("special", "__iter__", self))
         return result if result is self else yield_items(self, result)
 
