@@ -230,6 +230,8 @@ class Tester(Peer):
                 if name in ("stdout", "stderr"):
                     self.outputs += [now, getattr(now, "buffer", None)]
                 super().do("patch", target, name, *(() if now is original else (now,)))
+                # The module itself has not been handed out: `sys` has an `exit`.
+                self.named.pop(genuine_name(target), None)
         self.changed = set()
         try:
             result = super().do(operation, *arguments, **keywords)
