@@ -172,6 +172,11 @@ class Tester(Peer):
             raise AttributeError(
                 f"a program cannot {operation} {name!r:.40} of this object of the test"
             )
+        # Its attributes are data of the test, too.
+        if operation == "set" and hasattr(subject, "__dict__"):
+            key = f"{self.side} {id(subject)}"
+            self.original.setdefault(key, (vars(subject), items_of(vars(subject))))
+            self.changed.add(key)
         try:
             return REQUESTS[operation](subject, name, *rest, **keywords)
         # The program may catch it: `complaint` is reset when the program passes it on.
