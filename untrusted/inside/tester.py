@@ -99,6 +99,7 @@ class Tester(Peer):
             self.follow(module, name, getattr(module, name))
         # The methods that may end a loop; if the test expects it, also `send`.
         self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
+        self.expects_cancel = "CancelledError" in source
         if "env" in source:
             self.share_environment()
         self.code = code
@@ -244,13 +245,20 @@ class Tester(Peer):
         except AssertionError:
             self.complaint = None
             raise
-        # Otherwise a program could end the test's `for` loop, and its checks, early.
-        except ENDS_LOOPS as error:
+        # Otherwise a program could end the test's `for` loop, and its checks, early, or be taken by a
+        # TaskGroup for a task that the test has cancelled.
+        except BaseException as error:
             by_name = operation in ("special", "call method") and arguments[0] in self.steps
-            if not by_name and operation != "run task":
+            is_end = isinstance(error, ENDS_LOOPS) and not by_name and operation != "run task"
+            if is_end or isinstance(error, self.cancelled()):
                 raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise
         return result
+
+    def cancelled(self) -> Any:
+        """Return CancelledError; nothing if the test mentions it, or nobody has imported asyncio."""
+        asyncio = None if self.expects_cancel else sys.modules.get("asyncio")
+        return getattr(asyncio, "CancelledError", ())
 
     def forget(self):
         """Drop the original content of what the latest operation was meant to change."""
