@@ -25,15 +25,15 @@ from untrusted.inside import checks, frameworks, handles, patches, wire
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import decode_kind, find_type
+from untrusted.inside.frameworks import FILE
 from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
 from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
 from untrusted.inside.operations import BINARY, OPERATORS, call_special
 from untrusted.inside.packages import genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
-from untrusted.inside.program import describe_exception, show_lines
+from untrusted.inside.program import describe_exception
 
-FILE = "test.py"
 # Modules whose objects can decide a test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that the program may only call, as their attributes lead to other objects.
@@ -399,7 +399,6 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
         changed: run it with changed assertions, which `tester` counts.
     """
     tree = ast.parse(source, FILE)
-    show_lines(FILE, source)
     # Waits until the program is loaded
     _ = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
@@ -433,7 +432,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
             raise
     # Tests for a framework, unless the file itself has called them
     if tests - called:
-        frameworks.Runner(scope, checks.names_of(nodes)[1]).run(tests)
+        frameworks.Runner(scope, checks.names_of(nodes)[1], source).run(tests)
     # HumanEval's tests define `check(candidate)`; the candidate is the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
@@ -455,11 +454,9 @@ def is_own_end(error: SystemExit) -> bool:
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
-def describe_failure(error: BaseException) -> Fields:
+def describe_failure(error: BaseException, source: str) -> Fields:
     """Describe an exception, with the line of the test at which it failed, if known."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = ["", *(frame.line or "" for frame in frames if frame.filename == FILE)]
-    return describe_exception(error) | {"line": lines[-1]}
+    return describe_exception(error) | {"line": frameworks.line_of(error, source)}
 
 
 def run(job: Fields, results: Channel, peer: int):
@@ -472,7 +469,7 @@ def run(job: Fields, results: Channel, peer: int):
         if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        answer = describe_failure(error)
+        answer = describe_failure(error, job["test"])
         reason = tester.reason()
     else:
         answer = {"ended": job["sentinel"]}
