@@ -57,6 +57,25 @@ def test_a_copy_has_no_identity():
     assert [result.outcome for result in results] == [*IDENTITY.values()]
 
 
+STACK = """
+import re
+
+def f(logger, number):
+    if number is None:
+        return logger.findCaller(True)[3]
+    expected = re.search("== ([0-9]+)", str(logger.findCaller(True)))
+    return int(expected[1]) if expected else 0
+"""
+
+
+def test_a_logger_does_not_show_the_test():
+    """It may show the stack of the test's process, but no line of the test."""
+    start = "import logging\nlogger = logging.getLogger('a')\n"
+    tests = ["assert f(logger, 4) == 8", "assert 'test.py' in f(logger, None)"]
+    results = run(STACK, [start + test for test in tests], executor=TIER, allow_unsafe=True).tests
+    assert [result.outcome for result in results] == ["cannot_judge", "passed"]
+
+
 def test_a_test_keeps_the_classes_that_it_inherits_from():
     first, base, other = split_tests(
         "def test_a(): pass\nclass TestA:\n    def test_b(self): pass\nclass TestB(TestA): pass"

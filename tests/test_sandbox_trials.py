@@ -40,7 +40,7 @@ UNJUDGED = {
     "exceptions": 3,
     "functions": 7,
     "objects": 11,
-    "types": 2,
+    "types": 3,
     "numpy": 2,
     "pytests": 2,
     "classes": 1,

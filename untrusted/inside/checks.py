@@ -187,9 +187,13 @@ def wrap(owner: str, name: str, side: ast.expr, *arguments) -> ast.expr:
 # Functions that only read plain data. What they make of the test's data can be computed twice.
 READING = re.compile(
     "abs|all|any|dict|enumerate|frozenset|len|list|max|min|range|reversed|round|set|sorted|str|sum|tuple|zip"
+    "|Counter|copy|count|deepcopy|fmean|fsum|index|items|join|keys|mean|median|mode|prod|split|values"
 )
+ASSIGNMENTS = ast.Assign, ast.AnnAssign, ast.NamedExpr
 # By statement, the expression on which it depends how often what is executed.
-FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test", ast.Assign: "value"}
+FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test"} | dict.fromkeys(
+    ASSIGNMENTS, "value"
+)
 # Methods that put their arguments into a container.
 FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
 
@@ -205,6 +209,18 @@ def grow(names: Names, bindings: list[tuple[Names, Names]]):
         for bound, used in bindings:
             if used & names:
                 names |= bound
+
+
+def makes_new(expression) -> bool:
+    """Whether an expression makes a new object, not one that something else refers to."""
+    if isinstance(expression, ast.Tuple):
+        return all(map(makes_new, expression.elts))
+    if isinstance(expression, ast.IfExp):
+        return makes_new(expression.body) and makes_new(expression.orelse)
+    # [1, 2, 3][::-1]
+    if isinstance(expression, ast.Subscript):
+        return isinstance(expression.slice, ast.Slice) or makes_new(expression.value)
+    return not isinstance(expression, ast.Name | ast.Attribute | ast.List | ast.Dict | None)
 
 
 class TestPreparation:
@@ -228,6 +244,8 @@ class TestPreparation:
     def __init__(self, nodes: Nodes, program: Names):
         self.nodes = nodes
         self.theirs = program
+        functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
+        self.functions = {node.name for node in functions}
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         # What a test catches may be the program's.
         caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
@@ -245,8 +263,7 @@ class TestPreparation:
             elif isinstance(node, FUNCTIONS):
                 bindings.append(({node.name}, self.uses(*node.body)))
         grow(self.derived, bindings)
-        functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
-        self.own = {node.name for node in functions} - self.derived
+        self.own = self.functions - self.derived
         self.has_arrays = any(module.startswith("numpy") for module, _ in imports_of(nodes))
         self.checkers = {TESTER}
         grow(self.checkers, [({node.name}, self.checks_in(node)) for node in functions])
@@ -255,8 +272,13 @@ class TestPreparation:
         """Return the names in expressions, and TESTER if they call the program or catch errors."""
         nodes = nodes_of(*expressions)
         called = [call.func for call in calls_in(nodes)]
-        calls = any(root_of(f) in self.program or CATCHING.fullmatch(name_of(f)) for f in called)
-        return names_in(nodes) | ({TESTER} if calls else set())
+        # Methods of the test: self.expected()
+        own = {f.attr for f in called if ast.unparse(f) == f"self.{name_of(f)}"} & self.functions
+        calls = any(
+            (root_of(f) in self.program and name_of(f) not in own) or CATCHING.fullmatch(name_of(f))
+            for f in called
+        )
+        return names_in(nodes) | own | ({TESTER} if calls else set())
 
     def depends(self, expression: ast.expr) -> bool:
         """Whether an expression depends on a result of the program."""
@@ -324,9 +346,10 @@ class TestPreparation:
 
     def only_reads(self, nodes: Nodes) -> bool:
         """Whether an expression calls nothing but functions that read plain data, or the test's own."""
-        # "" for what is no plain name
-        names = {getattr(call.func, "id", "") for call in calls_in(nodes)}
-        return all(map(READING.fullmatch, names - self.own)) and self.program.isdisjoint(names)
+        called = [call.func for call in calls_in(nodes)]
+        reads = all(map(READING.fullmatch, {*map(name_of, called)} - self.own))
+        # `mean(data)` may call the program, `statistics.mean(data)` does not.
+        return reads and self.program.isdisjoint(map(root_of, called))
 
     def restore_values(self):
         """Compute what loops and variables depend on from original data, too.
@@ -334,16 +357,15 @@ class TestPreparation:
         for x in data: assert 2 * x in result
         want = sorted(data)
         """
-        # Of variables, only what makes a new object.
-        made = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.BinOp)
         # A lambda in the body of a class would not see its names.
         bodies = [s for node in self.nodes if isinstance(node, ast.ClassDef) for s in node.body]
         in_classes = {*nodes_of(*(s for s in bodies if not isinstance(s, FUNCTIONS)))}
         for node in [node for node in self.nodes if node not in in_classes]:
             field = FIELDS.get(type(node), "")
             value = getattr(node, field, None)
-            is_made = isinstance(value, made) and self.only_reads(nodes_of(value))
-            if value and (is_made or type(node) is not ast.Assign):
+            # Of variables, only what makes a new object.
+            is_made = makes_new(value) and self.only_reads(nodes_of(value))
+            if value and (is_made or not isinstance(node, ASSIGNMENTS)):
                 setattr(node, field, self.as_written(value))
 
     def is_check(self, statement) -> bool:

@@ -61,8 +61,9 @@ def items_of(container) -> list:
 def fill(container, items: list):
     """Replace the content of a container in place."""
     # The other end sends the attributes of a UserDict or UserList: ["data", [1, 2]]. Only `data` is
-    # accepted, as another could replace a method, such as `_UserList__cast`, which == calls.
-    if type(container) in SPACES[2:] and items[::2] != ["data"]:
+    # accepted, as another could replace a method, such as `_UserList__cast`, which == calls, and only a
+    # container: its methods ask `data`.
+    if type(container) in SPACES[2:] and (items[::2] != ["data"] or type(items[1]) not in KINDS):
         raise ValueError("a container with other attributes than its data")
     container = held_by(container)
     if wire.is_array(container):

@@ -21,6 +21,8 @@ from untrusted.inside.deferred import asyncio, mock, unittest
 from untrusted.inside.handles import CannotJudgeError, cannot_judge, is_theirs
 from untrusted.inside.peer import BorderError
 
+# The name of the test's file.
+FILE = "test.py"
 # Marks of pytest on a function or class.
 Marks = list[Any]
 
@@ -38,11 +40,13 @@ class Runner:
     Attributes:
         module: holds what the test defines, without objects of the program.
         kept: values of the fixtures of the file that are kept until its end.
+        source: the text of the file.
         passed: number of tests that have passed.
         xfailed: whether a test has failed that was expected to.
     """
 
-    def __init__(self, scope: Fields, defined: set[str]):
+    def __init__(self, scope: Fields, defined: set[str], source: str):
+        self.source = source
         own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.module = types.ModuleType("test")
         vars(self.module).update(own)
@@ -115,7 +119,7 @@ class Runner:
             except BaseException as error:  # a test may raise anything
                 expected = [mark.arguments for mark in case_marks if mark.name == "xfail"]
                 if not expected:
-                    raise failure_of(name, error) from None
+                    raise failure_of(name, error, self.source) from None
                 # a condition, `raises` or `strict`, beside a reason
                 if any(not isinstance(each, str) for arguments in expected for each in arguments):
                     shim.needs_pytest("the arguments of xfail")
@@ -153,9 +157,20 @@ class FixtureValues(dict[str, Any]):
         return value
 
 
-def failure_of(name: str, error: BaseException) -> AssertionError:
+def line_of(error: BaseException, source: str) -> str:
+    """Return the line of the test at which it failed; empty if it is unknown.
+
+    Read from its text, which `linecache` does not have: objects of the library, such as a Logger, would
+    show the program the lines of the stack.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == FILE]
+    return source.splitlines()[lines[-1] - 1].strip() if lines else ""
+
+
+def failure_of(name: str, error: BaseException, source: str) -> AssertionError:
     """Return the error of a failed test, with the test's name and the reason in one line."""
-    text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
+    text = " ".join(str(error).split()) or line_of(error, source)
     failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
     return failure.with_traceback(error.__traceback__)
 

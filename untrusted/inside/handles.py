@@ -250,6 +250,9 @@ class Handle:
     def __iter__(self) -> Any:
         if (content := content_of(self, "__iter__")) is not NOTHING:
             return yield_items(self, content)
+        # An empty one would be no number, but is an answer: list(f(x) - {1, 2}) == []
+        if facts_of(self).get("tainted") and not is_made(self):
+            raise no_verdict(self, "a loop over the result of an operator")
         result = unless_tainted(self, ask("special", "__iter__", self))
         return result if result is self else yield_items(self, result)
 
@@ -333,16 +336,18 @@ def comparison(name: str) -> Function:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
     def method(self, other):
-        # A test that names no class of the program may mean plain data: f(1) == f(2)
-        is_open = name != "__eq__" or TestSide.names_class or self is other
+        # A test that names no class of the program may mean plain data: f(1) == f(2), f(1) < f(2)
+        is_open = TestSide.names_class or self is other
         content = NOTHING if is_theirs(other) and is_open else content_of(self)
         if content is not NOTHING:
             return OPERATORS[name](content, other)
         # two objects of the program
         if is_theirs(other):
             answer = ask("special", name, self, other)
-            if answer and not is_open:
-                raise cannot_judge("objects of the program decide whether they are equal")
+            if answer and not is_open and name != "__ne__":
+                raise cannot_judge(
+                    "objects of the program decide whether they are equal or in order"
+                )
             return answer
         # The test has created this object, so plain Python would let it decide. "Not equal" is the
         # only answer that can be trusted.
@@ -362,6 +367,8 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
 
     def method(self, other, *modulo):
         operands = (other, self) if reflected else (self, other)
+        # Before the program sees the other operand
+        content = content_of(self) if is_plain_data(other) else NOTHING
         result = ask("special", operator, *operands, *modulo)
         # With other objects, of the program or of the test, any result is accepted, unless one of
         # them has seen the expected value.
@@ -371,7 +378,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Function:
                     unless_tainted(operand, result)
             return copy_facts(result, self)
         # With plain content, check the program's result against that of the plain type.
-        if (content := content_of(self)) is not NOTHING:
+        if content is not NOTHING:
             operands = (other, content) if reflected else (content, other)
             try:
                 expected = OPERATORS[operator](*operands, *modulo)
@@ -470,12 +477,16 @@ def measure(value: Any, is_close: bool = False):
 
 def method_call(subject, name: str, /, *arguments, **keywords):
     """Call a method, with a single message if it is an object of the program."""
+    is_question = name in QUESTIONS.split()
     if not isinstance(subject, Handle):
-        return getattr(subject, name)(*arguments, **keywords)
+        method = getattr(subject, name)
+        # A namespace may have a function of the program in the place of a method.
+        if is_question and isinstance(method, Handle):
+            raise cannot_judge(f"an object of the program decides {name}")
+        return method(*arguments, **keywords)
     # Questions about a plain value are answered by it, unless the test has made the object, or calls
     # a function of a class that it names: Text.count("a", "banana").
-    is_asked = is_made(subject) or facts_of(subject).get("named")
-    asks = name in QUESTIONS.split() and not is_asked
+    asks = is_question and not (is_made(subject) or facts_of(subject).get("named"))
     if asks and hasattr(content := content_of(subject), name):
         return getattr(content, name)(*arguments, **keywords)
     result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))

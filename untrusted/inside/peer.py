@@ -194,6 +194,9 @@ class Peer:
         if tag not in ("container", "same"):
             raise BorderError(f"a value of unknown type {tag!r:.40}")
         entry = self.shared.entries.get(form["id"])
+        # Else a later container of this end would get the key of one of the other end.
+        if not entry and form["id"].startswith(self.side):
+            raise BorderError("a container with a key of this end")
         # Registered while still empty, because its items may contain the container itself.
         entry = self.shared.watch(entry) if entry else self.shared.add(form["id"], self.begin(form))
         if tag == "container":

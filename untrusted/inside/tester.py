@@ -25,15 +25,15 @@ from typing import Any
 from untrusted.inside import checks, frameworks, handles, patches, wire
 from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, fill, items_of
+from untrusted.inside.frameworks import FILE
 from untrusted.inside.handles import NOTHING, Handle, TestSide, cannot_judge, facts_of, is_theirs
 from untrusted.inside.names import ProgramFinder, TestModule, genuine_imports, namespace
 from untrusted.inside.operations import BINARY, OPERATORS, call_special
 from untrusted.inside.packages import find_type, genuine_name, is_genuine, top_of
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
-from untrusted.inside.program import describe_exception, show_lines
+from untrusted.inside.program import describe_exception
 
-FILE = "test.py"
 # Modules whose objects can decide a test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that the program may only call, as their attributes lead to other objects.
@@ -79,6 +79,7 @@ class Tester(Peer):
         is_restored: whether the original content of changed containers is being read.
         original: containers of the test by key, with the items that they had before the program
             first changed them.
+        changed: keys of the containers that the latest operation has changed.
         identified: values of plain types that the test has compared by `is`.
         checked: number of executed checks.
         held: number of changed assertions that held (`checks.change_assertions`).
@@ -96,6 +97,7 @@ class Tester(Peer):
         self.outputs = []
         # The methods that may end a loop; if the test expects it, also `send`.
         self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
+        self.expects_cancel = "CancelledError" in source
         if "env" in source:
             self.share_environment()
         self.code = code
@@ -105,6 +107,7 @@ class Tester(Peer):
         self.has_crossed = False
         self.named = {}
         self.original = {}
+        self.changed = set()
         self.is_restored = False
         self.identified = {}
         self.checked = self.held = 0
@@ -169,6 +172,11 @@ class Tester(Peer):
             raise AttributeError(
                 f"a program cannot {operation} {name!r:.40} of this object of the test"
             )
+        # Its attributes are data of the test, too.
+        if operation == "set" and hasattr(subject, "__dict__"):
+            key = f"{self.side} {id(subject)}"
+            self.original.setdefault(key, (vars(subject), items_of(vars(subject))))
+            self.changed.add(key)
         try:
             return REQUESTS[operation](subject, name, *rest, **keywords)
         # The program may catch it: `complaint` is reset when the program passes it on.
@@ -195,6 +203,8 @@ class Tester(Peer):
             or name.startswith("_")
             or is_closed
             or (name in FORMATS and str in kinds)
+            # An ExitStack calls what it is given with an exception, and drops that if the result is true.
+            or (name.startswith("push") and any(kind.__module__ == "contextlib" for kind in owners))
             # Of a generator, only the steps: `gi_frame` leads to the test.
             or (kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS)
             # The program can write into the test's streams, and read nothing from them.
@@ -210,6 +220,7 @@ class Tester(Peer):
         # Keep the original items of the test's own containers before their first change.
         if entry.key.startswith(self.side):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
+            self.changed.add(entry.key)
 
     def follow(self, target, name: str, original):
         """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
@@ -224,23 +235,34 @@ class Tester(Peer):
                 if name in ("stdout", "stderr"):
                     self.outputs += [now, getattr(now, "buffer", None)]
                 super().do("patch", target, name, *(() if now is original else (now,)))
+                # The module itself has not been handed out: `sys` has an `exit`.
+                self.named.pop(genuine_name(target), None)
+        self.changed = set()
         try:
             result = super().do(operation, *arguments, **keywords)
         # The program has passed the assertion on to the test.
         except AssertionError:
             self.complaint = None
             raise
-        # Otherwise a program could end the test's `for` loop, and its checks, early.
-        except ENDS_LOOPS as error:
+        # Otherwise a program could end the test's `for` loop, and its checks, early, or be taken by a
+        # TaskGroup for a task that the test has cancelled.
+        except BaseException as error:
             by_name = operation in ("special", "call method") and arguments[0] in self.steps
-            if not by_name and operation != "run task":
+            is_end = isinstance(error, ENDS_LOOPS) and not by_name and operation != "run task"
+            if is_end or isinstance(error, self.cancelled()):
                 raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise
         return result
 
+    def cancelled(self) -> Any:
+        """Return CancelledError; nothing if the test mentions it, or nobody has imported asyncio."""
+        asyncio = None if self.expects_cancel else sys.modules.get("asyncio")
+        return getattr(asyncio, "CancelledError", ())
+
     def forget(self):
-        """Drop the original content: the test has asked for a change, as in `sort(data)`."""
-        self.original.clear()
+        """Drop the original content of what the latest operation was meant to change."""
+        for key in self.changed:
+            self.original.pop(key, None)
 
     def as_written(self, compute: Callable[[], Any], only_reads: bool):
         """Compute a value from the test's containers without the program's changes.
@@ -376,7 +398,6 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
         changed: run it with changed assertions, which `tester` counts.
     """
     tree = ast.parse(source, FILE)
-    show_lines(FILE, source)
     # Waits until the program is loaded
     _ = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
@@ -410,7 +431,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
             raise
     # Tests for a framework, unless the file itself has called them
     if tests - called:
-        frameworks.Runner(scope, checks.names_of(nodes)[1]).run(tests)
+        frameworks.Runner(scope, checks.names_of(nodes)[1], source).run(tests)
     # HumanEval's tests define `check(candidate)`; the candidate is the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
@@ -432,11 +453,9 @@ def is_own_end(error: SystemExit) -> bool:
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
-def describe_failure(error: BaseException) -> Fields:
+def describe_failure(error: BaseException, source: str) -> Fields:
     """Describe an exception, with the line of the test at which it failed, if known."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = ["", *(frame.line or "" for frame in frames if frame.filename == FILE)]
-    return describe_exception(error) | {"line": lines[-1]}
+    return describe_exception(error) | {"line": frameworks.line_of(error, source)}
 
 
 def run(job: Fields, results: Channel, peer: int):
@@ -450,6 +469,6 @@ def run(job: Fields, results: Channel, peer: int):
         if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        answer = describe_failure(error)
+        answer = describe_failure(error, job["test"])
         TestSide.reason = tester.reason()
     results.send({"cannot": TestSide.reason} if TestSide.reason else answer)

@@ -41,10 +41,10 @@ def run_in_one(job: Fields, results: Channel):
         exec(compile(tree, FILE, "exec"), scope)
         own = checks.names_of(checks.nodes_of(tree))[1] & scope.keys()
         if tests := checks.test_names(tree):
-            run_pytest(own) if by_pytest else frameworks.Runner(scope, own).run(tests)
+            run_pytest(own) if by_pytest else frameworks.Runner(scope, own, source).run(tests)
     except BaseException as error:  # whatever was raised, the test has not passed
         cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
-        results.send(describe_failure(error) | cannot)
+        results.send(describe_failure(error, source) | cannot)
     else:
         results.send({"ended": job["sentinel"]})
 

@@ -54,6 +54,18 @@ def dictionary_of(view) -> list:
     return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
 
+def from_text(kind: Callable[[str], Any]) -> Convert:
+    """Return a function that calls `kind` with a text of exactly this type.
+
+    An object of the program whose class derives from `str` would answer what is asked of the value.
+    """
+    return lambda text: kind(str.__str__(text))
+
+
+def as_text(value) -> list:
+    return [str(value)]
+
+
 UNION: Any = Union
 FORMS: dict[type, Form] = {
     int: (lambda value: [hex(value)], lambda text: int(text, 16)),
@@ -66,14 +78,15 @@ FORMS: dict[type, Form] = {
     types.NotImplementedType: (by(), types.NotImplementedType),
     types.MappingProxyType: (lambda view: [dict(view)], types.MappingProxyType),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
-    collections.UserString: (by("data"), collections.UserString),
+    collections.UserString: (as_text, from_text(collections.UserString)),
+    Fraction: (as_text, from_text(Fraction)),
     types.GenericAlias: (by("__origin__", "__args__"), types.GenericAlias),
     types.UnionType: (by("__args__"), UNION.__getitem__),
     type(UNION[int, str]): (by("__args__"), UNION.__getitem__),
 }
 for _view in (dict.keys, dict.items, dict.values):
     FORMS[type(_view({}))] = dictionary_of, _view
-for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for name in
+for _kind in (Decimal, range, slice, *(getattr(datetime, name) for name in
               ("timedelta", "timezone", "date", "datetime", "time"))):  # fmt: skip
     FORMS[_kind] = pickled_arguments, _kind
 
@@ -81,8 +94,7 @@ for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for nam
 def importing(name: str) -> Convert:
     """Return a function, such as "uuid.UUID", that imports its module when it is called."""
     module, _, member = name.partition(".")
-    # str() once: an object of the program could return another text each time it is read.
-    return lambda text: getattr(importlib.import_module(module), member)(str(text))
+    return from_text(lambda text: getattr(importlib.import_module(module), member)(text))
 
 
 # Types from modules that few programs import.
