@@ -112,7 +112,7 @@ def find_family(
     mask_token_id: int | None,
     block_size: int | None,
     *,
-    is_causal: bool | None = None,
+    is_causal: bool | None,
     marks: str = "",
 ) -> Family:
     """Return the row of the table that describes a model with these fields of config.json.

@@ -1,4 +1,4 @@
-"""Templates: given text with holes of a stated number of tokens.
+"""Templates: given text with holes, each of a number of tokens.
 
     Template.parse("def area(r):\\n    return <|hole:12|>\\n", 64)
 
@@ -13,22 +13,22 @@ from operator import index
 from jax_lm.options import LEFT_TO_RIGHT_ONLY
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
-# The number is checked afterwards: `<|hole:-3|>` is a mistake, not text.
+# Any text may follow the colon, and `parse` refuses what is not a number: `<|hole:-3|>` is a mistake,
+# not given text.
 HOLE = re.compile(r"<\|hole(?::([^|>\n]*))?\|>")
-# Tokens of a hole, "auto" for several lengths to try, or None for the limit.
+# Tokens of a hole, "auto" to try several lengths, or None for the most tokens allowed.
 HoleLength = int | str | None
 # The tokens by which Qwen2.5-Coder fills a gap: before its text, after it, and at its place.
 GAP_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-# Lengths that `middle_length="auto"` tries, up to the limit.
+# Lengths that `middle_length="auto"` tries, as far as they are allowed.
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to
-# 64.
+# Masks that a hole of variable length begins with; the published evaluation takes 4 to 64.
 INITIAL_MASKS = 16
 
 
 @dataclass(frozen=True)
 class Template:
-    """Given text and holes: a string is given text, a number is a hole of that many tokens."""
+    """Given text and holes, in order: a string is given text, a number is a hole of that many tokens."""
 
     parts: tuple[str | int, ...]
 
@@ -43,18 +43,20 @@ class Template:
 
     @classmethod
     def completion(cls, prompt: str, new_tokens: int) -> "Template":
+        """Return a prompt with a hole after it."""
         return cls((prompt, new_tokens))
 
     @classmethod
     def infilling(cls, prefix: str, length: int, suffix: str) -> "Template":
+        """Return a hole between two texts."""
         return cls((prefix, length, suffix))
 
     @classmethod
     def parse(cls, text: str, default_length: int) -> "Template":
         """Read a text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens.
 
-        Raises ValueError for a marker without a number of tokens after its colon, or without text
-        between it and the marker before it.
+        Raises ValueError if no number follows the colon of a marker, or no text separates it from the
+        marker before it.
         """
         # "f(<|hole:3|>)" -> ("f(", 3, ")")
         parts = []
@@ -63,13 +65,15 @@ class Template:
             if marker[1] is not None and not marker[1].isdecimal():
                 raise ValueError(f"hole {marker[0]!r:.80}: must be <|hole|> or <|hole:12|>")
             if parts and marker.start() == end:
-                raise ValueError(f"hole {marker[0]!r}: must be apart from the hole before it")
+                raise ValueError(
+                    f"hole {marker[0]!r}: must have text between it and the hole before"
+                )
             parts += [text[end : marker.start()], int(marker[1] or default_length)]
             end = marker.end()
         return cls((*parts, text[end:]))
 
     def left_to_right(self, tokenizer: DiffuCoderTokenizer) -> "Template":
-        """Return the template as a prompt of a model that only knows what is before a position.
+        """Return the template as a completion, for a model that reads only what is before a position.
 
         Text after the hole goes into the prompt, between the gap tokens of Qwen2.5-Coder.
 
@@ -97,11 +101,11 @@ class Template:
 
     @property
     def has_end(self) -> bool:
-        """Whether text, which may be empty, follows the last hole; none does in a completion."""
+        """Whether the last part is text, which may be empty; in a completion it is the hole."""
         return isinstance(self.parts[-1], str)
 
     def width(self, tokenizer: DiffuCoderTokenizer) -> int:
-        """Count the tokens of the encoded row without making it: it may exceed the memory."""
+        """Count the tokens of the encoded row without building it: a hole may exceed the memory."""
         return sum(
             part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts
         )
@@ -112,7 +116,8 @@ class Template:
         Parts are encoded separately, because the text of a hole is not known yet.
         """
         # ("a b", 2, "c") -> ids [a, b, MASK, MASK, c] and holes [0, 0, 1, 1, 0]
-        # Without a mask token, the pad token; the sampler reads neither.
+        # A tokenizer without a mask token has the pad token there. Either is a placeholder, which the
+        # sampler replaces.
         open_id = tokenizer.pad_id if tokenizer.special.mask is None else tokenizer.mask_id
         ids = []
         holes = []
@@ -141,7 +146,10 @@ def gap_ids(tokenizer: DiffuCoderTokenizer) -> TokenIds:
 
 
 def candidate_lengths(limit: int, middle_length: HoleLength) -> list[int]:
-    """List the lengths of the hole to try. Raises ValueError for an argument out of range."""
+    """Return the lengths to try for a hole of at most `limit` tokens.
+
+    Raises ValueError unless `middle_length` is at least 1, "auto" or None.
+    """
     if middle_length == "auto":
         return [length for length in AUTO_LENGTHS if length <= limit] or [limit]
     if isinstance(middle_length, str) or (middle_length is not None and middle_length < 1):
@@ -152,26 +160,27 @@ def candidate_lengths(limit: int, middle_length: HoleLength) -> list[int]:
 
 
 def initial_length(limit: int, middle_length: HoleLength) -> int:
-    """Return the initial masks of a variable-length hole.
+    """Return the number of masks that a hole of variable length begins with.
 
-    Raises ValueError for a value out of range.
+    Raises ValueError unless `middle_length` is at least 1 or None.
     """
     if middle_length == "auto":
         raise ValueError(
-            "middle_length='auto': such a hole finds its own length; a number of masks, or growth='off'"
+            "middle_length='auto': must be a number or None, because the hole finds its own length; "
+            "growth='off' tries fixed lengths"
         )
     (length,) = candidate_lengths(limit, middle_length)
     return min(length, INITIAL_MASKS) if middle_length is None else length
 
 
-def require_prompts(prompts: Sequence[str]) -> Sequence[str]:
-    """Return the prompts. Raises ValueError if there is none, or one is not a string."""
+def completion_templates(prompts: Sequence[str], new_tokens: int) -> list[Template]:
+    """Return a template for each prompt. Raises ValueError if there is none, or one is no string."""
     # A string is a sequence of strings.
     if isinstance(prompts, str):
         raise ValueError(f"prompts={prompts!r:.80}: must be a list of prompts")
     if not prompts:
-        raise ValueError("prompt_or_list=[]: must hold at least one prompt")
+        raise ValueError("prompts=[]: must hold at least one prompt")
     for prompt in prompts:
         if not isinstance(prompt, str):
             raise ValueError(f"prompt {prompt!r}: must be a string, not {type(prompt).__name__}")
-    return prompts
+    return [Template.completion(prompt, new_tokens) for prompt in prompts]

@@ -8,15 +8,15 @@ from cases.generation import greedy
 
 from jax_lm.diffusion import candidates as of_candidates
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import Candidates, SamplingParams, untied
+from jax_lm.diffusion.candidates import Candidates, SamplingParams, break_ties
 from jax_lm.diffusion.nucleus import Rows
 from jax_lm.options import ALGS, GenerationOptions
 
 MASK_ID = 0
 # Compiled: called plainly, every small operation is a program of its own.
-confidence, disturbed, draw, ranks = map(
+confidence, add_noise, draw, ranks = map(
     jax.jit,
-    (of_candidates.confidence, of_candidates.disturbed, of_candidates.draw, commit_rules.ranks),
+    (of_candidates.confidence, of_candidates.add_noise, of_candidates.draw, commit_rules.ranks),
 )
 filtered = jax.jit(of_candidates.filtered, static_argnames=("top_k", "excluded_id"))
 all_log_probs = jax.jit(lambda rows, ids: rows.log_probs(rows.logits, ids))
@@ -139,14 +139,14 @@ def test_left_to_right_scores_by_position():
 
 
 def test_single_candidates_go_by_what_the_model_said():
-    scores = untied(jnp.array([[0.8, 1.0, 1.0]]), jnp.log(jnp.array([[0.7, 0.6, 0.9]])))
+    scores = break_ties(jnp.array([[0.8, 1.0, 1.0]]), jnp.log(jnp.array([[0.7, 0.6, 0.9]])))
     np.testing.assert_allclose(scores, [[0.8, 1.6, 1.9]], rtol=1e-6)
     np.testing.assert_array_equal(ranks(scores, jnp.ones((1, 3), bool)), [[2, 1, 0]])
 
 
 def test_alg_temp_draws_from_the_softmax_of_confidence():
     scores, draws = jnp.log(jnp.array([0.6, 0.3, 0.1])), 20_000
-    noisy = disturbed(uniform(draws, 3), jnp.tile(scores, (draws, 1)), jnp.float32(1))
+    noisy = add_noise(uniform(draws, 3), jnp.tile(scores, (draws, 1)), jnp.float32(1))
     first = np.asarray(ranks(noisy, jnp.ones((draws, 3), bool))) == 0
     np.testing.assert_array_equal(first.sum(axis=1), np.ones(draws))
     # Four standard errors of a share at 20,000 draws.

@@ -19,7 +19,7 @@ from cases.server import OPTIONS, call, listening, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.serving.gaps import split_gap
-from jax_lm.serving.infill import InfillBody, cut_to_fit, indented
+from jax_lm.serving.infill import InfillBody, cut_at_dedent, cut_to_fit
 from jax_lm.serving.middleware import RequestLimits
 from jax_lm.serving.schemas import CompletionBody
 from jax_lm.serving.slots import Slots
@@ -307,7 +307,7 @@ def test_what_is_nearest_to_the_cursor_is_kept(room, kept):
     [(0, "a\n    b\n\n  c\nd"), (1, "a\n    b\n\n  c"), (3, "a\n    b\n"), (5, "a")],
 )
 def test_a_line_that_is_indented_too_little_ends_the_text(least, kept):
-    assert indented("a\n    b\n\n  c\nd", least) == kept
+    assert cut_at_dedent("a\n    b\n\n  c\nd", least) == kept
 
 
 def test_the_schema_tells_what_means_nothing():

@@ -286,7 +286,7 @@ def test_the_strict_reference_has_no_guesses(tiny):
 
 def told(sequence):
     """All that a sequence holds at its end, but for the number of evaluations."""
-    decided = slice(sequence.hole.start, sequence.settled)
+    decided = slice(sequence.hole.start, sequence.first_open)
     return sequence.tokens[decided].tolist(), sequence.commit_step[decided].tolist()
 
 

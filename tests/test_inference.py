@@ -108,7 +108,7 @@ def test_defaults_are_the_published_settings():
 @pytest.mark.parametrize(
     ("prompts", "options", "named"),
     [
-        ([], {}, "prompt_or_list"),
+        ([], {}, r"prompts=\[\]: must hold at least one prompt"),
         ("x", {"max_new_tokens": 0}, "max_new_tokens=0"),
         ("x", {"max_new_tokens": -5}, "max_new_tokens=-5"),
         ("x", {"num_steps": 0}, "num_steps=0"),

@@ -119,7 +119,7 @@ def rows_of(logits, temperature, top_p, min_ratio=None):
             min_ratio=None if min_ratio is None else jnp.float32(min_ratio),
             needed=jnp.ones((1, len(logits)), bool),
         )
-        draws = jax.vmap(ours.drawn, in_axes=-1, out_axes=-1)(
+        draws = jax.vmap(ours.draw, in_axes=-1, out_axes=-1)(
             jnp.broadcast_to(NUMBERS, (1, len(logits), len(NUMBERS)))
         )
         return ours.likeliest(), ours.margin(), ours.entropy(), draws
@@ -188,7 +188,7 @@ def test_no_program_sorts_the_vocabulary(top_p):
         needed = jnp.ones(logits.shape[:2], bool)
         scale, share = 1 / number, None if top_p is None else number
         rows = Rows.of(logits, scale, top_p=share, min_ratio=None, needed=needed)
-        return rows.drawn(logits[..., 0]), rows.margin(), rows.entropy()
+        return rows.draw(logits[..., 0]), rows.margin(), rows.entropy()
 
     def widest(function):
         traced = jax.make_jaxpr(function)(

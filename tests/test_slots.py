@@ -60,7 +60,7 @@ def batches(golden_sampler):
 
 def text(sequence):
     """Decided tokens of the hole up to the stop token, as what follows it is never read."""
-    tokens = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
+    tokens = sequence.tokens[sequence.hole.start : sequence.first_open].tolist()
     return tokens[: tokens.index(STOP)] if STOP in tokens else tokens
 
 
@@ -96,7 +96,7 @@ def batched_sequences(batches):
 def test_a_sequence_becomes_what_the_sampler_makes_of_it(batched_sequences, golden_sampler, name):
     sequence = batched_sequences[name]
     assert text(sequence) == alone(golden_sampler, sequence)
-    assert sequence.confidence[sequence.hole.start : sequence.settled].min() > 0
+    assert sequence.confidence[sequence.hole.start : sequence.first_open].min() > 0
     assert (
         sequence.tokens[: sequence.hole.start]
         == make_sequence(list(CASES).index(name)).tokens[: sequence.hole.start]

@@ -40,7 +40,10 @@ def test_candidate_lengths():
         (lambda: Template.parse("a<|hole:0|>", 4), "hole of 0 tokens"),
         (lambda: Template.parse("a<|hole:-3|>", 4), r"hole '<\|hole:-3\|>': must be"),
         (lambda: Template.parse("a<|hole:4|><|hole:abc|>", 4), r"hole '<\|hole:abc\|>': must be"),
-        (lambda: Template.parse("a<|hole|><|hole:6|>b", 4), r"hole '<\|hole:6\|>': must be apart"),
+        (
+            lambda: Template.parse("a<|hole|><|hole:6|>b", 4),
+            r"hole '<\|hole:6\|>': must have text between",
+        ),
         (lambda: Template.parse("a<|hole:|>", 4), r"hole '<\|hole:\|>': must be"),
         (lambda: Template.completion("a", -1), "hole of -1 tokens"),
         (lambda: candidate_lengths(8, 0), "middle_length=0"),

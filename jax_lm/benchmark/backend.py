@@ -22,8 +22,7 @@ from jax_lm.checkpoints.stored import QUANTIZED
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
-from jax_lm.models.graph import split_model
+from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.models.shapes import HostTokens
 from jax_lm.options import Decoding, GenerationOptions, restrict_options
 from jax_lm.results import tied_share
@@ -74,11 +73,7 @@ def random_model(
         else:
             tensor = draw_matrix(jax.random.fold_in(root, index), shape)
         tensors |= on_mesh({name: tensor}, config, mesh)
-    # Merge the tensors into a model that was never allocated.
-    graph, template = split_model(DreamForCausalLM.abstract(config, dtype))
-    model = graph.merge(nest(tensors, template))
-    model.model.mesh = mesh
-    return model
+    return DreamForCausalLM.from_tensors(config, tensors, mesh=mesh)
 
 
 def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> HostTokens:

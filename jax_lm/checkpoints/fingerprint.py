@@ -1,7 +1,7 @@
 """A digest of the weights of a checkpoint, independent of format, sharding and float dtype.
 
-An adapter stores the digest of its base model, to recognize it. The digest covers all numbers,
-because a short training run changes few of them, and only slightly.
+An adapter stores the digest of its base model, to recognize it. The digest covers every number, not
+a sample: a short training run may change few of them.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ THREADS = 4
 
 
 def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -> str:
-    """Compute the digest of the named tensors, with floats rounded to bfloat16.
+    """Compute the digest of the named tensors, with floats rounded to bfloat16: 16 hex digits.
 
     This takes about as long as reading the checkpoint once.
     """
@@ -32,7 +32,7 @@ def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -
         f"{tensor.name} {tensor.shape} {digest}\n"
         for tensor, digest in zip(tensors, digests, strict=True)
     )
-    # One line per tensor, sorted by name; 16 hex digits are 64 bits.
+    # 16 of 64 hex digits, 64 bits: enough to tell checkpoints apart, and short enough to print.
     return sha256("".join(lines).encode()).hexdigest()[:16]
 
 
@@ -41,4 +41,5 @@ def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
     values = checkpoint.fetch(tensor)
     if jnp.issubdtype(values.dtype, jnp.floating):
         values = values.astype(ml_dtypes.bfloat16, copy=False)
+    # Flat, because an array without axes cannot be viewed as bytes.
     return sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import SamplingParams, disturbed
+from jax_lm.diffusion.candidates import SamplingParams, add_noise
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.state import BatchInputs, Proposal, SamplerState, StepCarry, decided_stops
 from jax_lm.diffusion.step import (
@@ -215,7 +215,7 @@ class BlockPipeline(Variant):
         params = inputs.params
         masked = block_columns(state.masked, window, config)
         for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
-        scores = disturbed(for_choice, proposal.scores, params.alg_temp)
+        scores = add_noise(for_choice, proposal.scores, params.alg_temp)
         is_sure = jnp.where(
             params.entropy_bound >= 0,
             proposal.entropy < params.entropy_bound,

@@ -208,7 +208,7 @@ class Candidates(NamedTuple):
         """Return the most likely token of each row, and its log-probability."""
         return self.at(jnp.argmax(self.log_probs, axis=-1))
 
-    def drawn(self, uniform: RowScores) -> RowChoice:
+    def draw(self, uniform: RowScores) -> RowChoice:
         """Draw a token of each row by its probability; also return its log-probability."""
         return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
 
@@ -336,7 +336,7 @@ def draw(uniform: RowScores, candidates: Candidates | Rows, temperature: Scalar)
     """
     # `cond`: without temperature, no cumulative sums are computed.
     tokens, log_probs = lax.cond(
-        temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest
+        temperature > 0, lambda: candidates.draw(uniform), candidates.likeliest
     )
     return tokens, jnp.exp(log_probs)
 
@@ -361,19 +361,19 @@ def confidence(
         "entropy": candidates.entropy,
         "random": lambda: uniform,
         "left_to_right": lambda: -positions.astype(jnp.float32),
-        # `step` then separates ties by the function `untied`.
+        # `break_ties` then separates equal scores.
         "untied": lambda: probability,
     }
     return lax.switch(alg, [measures[name] for name in ALGS])
 
 
-def untied(scores: RowScores, log_probs: RowScores) -> RowScores:
+def break_ties(scores: RowScores, log_probs: RowScores) -> RowScores:
     """Separate positions with a single candidate, all of probability 1, by its unfiltered one."""
     # after the filters [.8, 1, 1], before them [.7, .6, .9]: scores [.8, 1.6, 1.9]
     return jnp.where(scores == 1, 1 + jnp.exp(log_probs), scores)
 
 
-def disturbed(uniform: RowScores, scores: RowScores, alg_temp: Scalar) -> RowScores:
+def add_noise(uniform: RowScores, scores: RowScores, alg_temp: Scalar) -> RowScores:
     """Add Gumbel noise to scores: their order is then that of draws without replacement.
 
     The draws are from softmax(scores / alg_temp); at alg_temp 0, scores do not change.

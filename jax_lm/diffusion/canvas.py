@@ -253,13 +253,9 @@ class Canvas:
         starts = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
         return math.gcd(len(rows), *starts.tolist())
 
-    @property
-    def hole_counts(self) -> list[int]:
-        """Number of holes of each row."""
-        return self.first_columns.sum(axis=1).tolist()
-
     def layout(self, extra) -> Layout:
         """Return where the holes are at a state, given its `SamplerState.extra`."""
         if self.room is None:
             return Layout(self.attention_mask, self.holes, self.hole_starts)
-        return extra.layout(self.hole_counts)
+        # the number of holes of each row
+        return extra.layout(self.first_columns.sum(axis=1).tolist())

@@ -190,8 +190,8 @@ def constrained_states(
     options: GenerationOptions,
     tokenizer: DiffuCoderTokenizer,
     *,
-    seed: Seed = 0,
-    every: int | None = 1,
+    seed: Seed,
+    every: int | None,
     state: SamplerState | None = None,
 ) -> Iterator[SamplerState]:
     """Yield the states of `Sampler.stream`; with a grammar, only the last one.

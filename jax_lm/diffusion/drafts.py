@@ -93,10 +93,10 @@ class Drafts(Variant):
     def copies(self, parts) -> Any:
         """Repeat the arrays of each row, once for each of its draft canvases."""
 
-        def copied(part):
+        def copy(part):
             return jnp.broadcast_to(part[:, None], (len(part), self.count, *part.shape[1:]))
 
-        return jax.tree.map(copied, parts)
+        return jax.tree.map(copy, parts)
 
     def passes(self, passes: Passes) -> Passes:
         """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""

@@ -1,12 +1,15 @@
 """Left to right: the row of the last token predicts the next one, and drafts save passes.
 
-For models with causal attention, whose keys and values of decided text stay in the cache. A model
-with causal blocks has also learnt to fill masks after a text, so they draft its next tokens. This
-is self-speculative decoding (arXiv 2507.11851): a pass computes the last token, its drafts, and masks
-behind each of them. Drafts are kept as far as the rows before them decide the same tokens, and the
-masks behind the last one that was kept are the next drafts.
+For models with causal attention, whose keys and values of decided text stay in the cache.
 
-Each row is a batch of one at a step of its own. With drafts, the text is that of one token per pass.
+A model with causal blocks has also learnt to fill masks after a text, so that masks can draft its
+next tokens. This is self-speculative decoding (arXiv 2507.11851):
+
+- A pass computes the last token, its drafts, and masks behind each of them.
+- A draft is kept if the row before it decides the same token, and all drafts before it are kept.
+- The masks behind the last token that was kept make the next drafts.
+
+Drafts do not change the text. Each row is a batch of one at a step of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +42,7 @@ from jax_lm.options import CAUSAL, PIPELINE_SETTINGS, WITH_CAUSAL, require_only
 
 
 def require_drafts(draft: int, config: DreamConfig):
-    """Raise ValueError if masks of a model with causal attention cannot draft so many tokens."""
+    """Raise ValueError if a model with causal attention cannot draft this many tokens by masks."""
     # Training has never shown it more masks in a row than a block has.
     most = (config.block_size or 1) - 1
     if draft > most:
@@ -62,7 +65,8 @@ class PassRows(NamedTuple):
 class LeftToRight(Drafts):
     """Decoding with `count` drafts from masks, which may be 0.
 
-    The `extra` of a row has their tokens. The first pass verifies none, and computes the prompt.
+    The drafts of a row are the token ids in its `extra`. The first pass computes the prompt, and has
+    no drafts to verify.
 
     Attributes:
         first_rows: rows of the first pass: the prompt, and masks that draft; None computes the whole
@@ -70,6 +74,7 @@ class LeftToRight(Drafts):
     """
 
     first_rows: int | None = None
+    # Drafts come from masks, not from the candidates of an earlier pass.
     keeps_candidates = False
 
     @classmethod
@@ -98,16 +103,17 @@ class LeftToRight(Drafts):
         return super().begin(state, canvas)
 
     def blank(self, rows):
-        """Return drafts that nothing made; they are kept only where they happen to be right."""
+        """Return placeholders for drafts. They are verified, so that a wrong one does no harm."""
         return jnp.zeros((len(rows.tokens), 1, self.count), jnp.int32)
 
     @property
-    def decided(self) -> int:
-        """Number of columns that a pass decides at most."""
+    def most_columns(self) -> int:
+        """Number of columns that a pass decides at most: a token, and the drafts after it."""
         return 1 + self.count if self.verifies else 1
 
     @cached_property
     def rows(self) -> PassRows:
+        """Rows of a pass that verifies."""
         # count == 1, last token a, its draft b, and the masks m behind a and n behind b:
         #   rows     a  b  m  n
         #   columns  0  1  1  2
@@ -123,8 +129,9 @@ class LeftToRight(Drafts):
         return PassRows(columns, attends)
 
     def cache_columns(self, width) -> int:
-        """Return the columns of the canvas, and those of masks behind its last one."""
-        # The last pass computes rows from the column before the last one on.
+        """Return the columns of the canvas, and those of the rows of the last pass behind it."""
+        # The rows stand in the cache one after the other. Those of the last pass begin at the
+        # second last column, whose row decides the last one.
         return width + max(len(self.rows.columns) - 2, 0)
 
     def passes(self, passes: Passes) -> Passes:
@@ -148,17 +155,18 @@ class LeftToRight(Drafts):
         column = jnp.maximum(jnp.argmax(row.masked[0]), 1).astype(jnp.int32)
         # compute: the hidden states of the text, then those of the masks behind it
         hidden, cache = self.compute(model, row, drafts, column, cache, inputs, config)
-        evaluation = self.decide(model, hidden[:, : self.decided], row, column, inputs, config)
-        # verify: the drafts that equal the tokens decided before them, up to the end of the text
+        evaluation = self.decide(model, hidden[:, : self.most_columns], row, column, inputs, config)
+        # verify: a draft is right if the row before it decides the same token. A stop token ends the
+        # text, so that it is never kept as a draft.
         tokens = evaluation.proposal.tokens[:, :-1]
-        is_right = tokens == drafts[:, : self.decided - 1]
+        is_right = tokens == drafts[:, : self.most_columns - 1]
         is_right &= ~jnp.isin(tokens, jnp.asarray(config.stop_ids, jnp.int32))
         kept = jnp.sum(jnp.cumprod(is_right, axis=1), dtype=jnp.int32)
         kept = jnp.minimum(kept, jnp.sum(row.masked, dtype=jnp.int32) - 1)
         after = self.take(row, evaluation, column, kept, inputs, config)
         if self.count:
             # draft: by the masks behind the last token that was kept
-            first = self.decided + kept * self.count
+            first = self.most_columns + kept * self.count
             masks = lax.dynamic_slice_in_dim(hidden, first, self.count, axis=1)
             drafts = jnp.argmax(model.logits(masks), axis=-1).astype(jnp.int32)
         return after._replace(extra=drafts), cache
@@ -175,8 +183,8 @@ class LeftToRight(Drafts):
     ) -> tuple[Hidden, KVCache]:
         """Compute the rows of a pass; `column` is the first one that is not decided.
 
-        The keys and values of text stand in its columns, those of masks in columns behind it, which
-        later passes overwrite.
+        The cache holds the keys and values of the text in its columns, and those of masks in columns
+        behind it, which later passes overwrite.
         """
         canvas = inputs.canvas
         width = row.tokens.shape[1]
@@ -192,7 +200,8 @@ class LeftToRight(Drafts):
                 cache.layers,
                 jnp.int32(0),
             )
-            # Masks are behind the last token; those past the canvas draft nothing of use.
+            # The last token and the masks behind it. Clipped rows make drafts past the canvas, which
+            # are never kept.
             ahead = last + jnp.arange(1 + self.count)
             return jnp.take(hidden, ahead, axis=1, mode="clip"), KVCache(layers)
         columns, attends = self.rows
@@ -224,7 +233,7 @@ class LeftToRight(Drafts):
     ) -> Evaluation:
         """Decide the columns from `column` on, each with the random numbers of its own step."""
         config = replace(config, axes=(*config.axes, CANVASES))
-        numbers = jnp.arange(self.decided, dtype=jnp.int32)
+        numbers = jnp.arange(self.most_columns, dtype=jnp.int32)
         positions = inputs.canvas.position_ids[0, column] + numbers
         needed = jnp.ones((1, 1), bool)
 
@@ -255,18 +264,19 @@ class LeftToRight(Drafts):
         config: StepConfig,
     ) -> SamplerState:
         """Write the kept tokens and the one after them, each at the step that would decide it alone."""
-        # Column 6 of 8, decided [a, b, c]: the columns from 5 on take [c, a, b], without c.
+        # Column 6 of 8, decided [a, b, c]: the last three columns take [c, a, b]. As c belongs behind
+        # the canvas, column 5 keeps its token.
         width = row.tokens.shape[1]
-        config = replace(config, length=self.decided)
-        block = jnp.minimum(column, width - self.decided)
+        config = replace(config, length=self.most_columns)
+        block = jnp.minimum(column, width - self.most_columns)
         inputs = inputs._replace(window=inputs.window._replace(block=block))
         shift = column - block
         evaluation = jax.tree.map(lambda part: jnp.roll(part, shift, axis=1), evaluation)
-        numbers = jnp.arange(self.decided) - shift
+        numbers = jnp.arange(self.most_columns) - shift
         chosen = (numbers >= 0) & (numbers <= kept)
         chosen &= block_columns(row.masked, inputs.window, config)
         after = write(row, evaluation, chosen, inputs, config)
-        # what follows a stop token is filled at its step
+        # What follows a stop token was filled at the step of the stop token.
         steps = row.step + jnp.minimum(jnp.arange(width) - column, kept)
         is_new = row.masked & ~after.masked
         return after._replace(

@@ -71,10 +71,10 @@ class Lookahead(Drafts):
         masked = block_columns(row.masked, inputs.window, config)
         rank = commit_rules.ranks(evaluation.proposal.scores, masked)
 
-        def extended(order):
+        def write_one(order):
             return write(row, evaluation, masked & (rank == order), inputs, config)
 
-        return jax.vmap(extended)(jnp.arange(self.count))
+        return jax.vmap(write_one)(jnp.arange(self.count))
 
 
 def mean_probability(

@@ -140,7 +140,7 @@ def in_chunks(values: Array, fill: float = 0.0) -> Array:
 def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
     """Sum several arrays by chunk, in one pass over their common operands."""
 
-    def summed(*parts):
+    def sum_together(*parts):
         zeros = (jnp.zeros((), jnp.float32),) * len(parts)
         # One reduction with several operands: given several reductions, XLA's CPU compiler would
         # write the operand of each to memory.
@@ -148,26 +148,26 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
 
     def in_terms(*parts):
         # XLA's CPU compiler turns a sum of adjacent values, or of many terms, into a serial loop.
-        sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
+        sums = sum_together(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
         return tuple(jnp.sum(each, axis=-1) for each in sums)
 
-    return lax.platform_dependent(*parts, cpu=in_terms, default=summed)
+    return lax.platform_dependent(*parts, cpu=in_terms, default=sum_together)
 
 
 def weigh(logits: RowLogits, peak: RowValue, scale: Scalar) -> RowLogits:
     """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
-    def stored(*operands):
+    def in_branch(*operands):
         # XLA's CPU compiler drops barriers and would recompute the exponentials within each sum,
         # but it keeps what a branch returns. A scale is positive, so the branch is always taken.
         return lax.cond(
             scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands
         )
 
-    def barred(*operands):
+    def behind_barrier(*operands):
         return lax.optimization_barrier(exponential(*operands))
 
-    return lax.platform_dependent(logits, peak, scale, cpu=stored, default=barred)
+    return lax.platform_dependent(logits, peak, scale, cpu=in_branch, default=behind_barrier)
 
 
 def exponential(logits: Array, peak: Array, scale: Array) -> Array:
@@ -190,7 +190,7 @@ def nucleus(logits: RowLogits, weights: RowLogits, top_p: Scalar, needed: RowMas
     is_open = ~is_inside & needed[..., None] & (top_p < 1)
     border = lax.cond(
         jnp.any(is_open),
-        lambda: border_where(is_open, bisected(logits, weights, limit), nearest),
+        lambda: border_where(is_open, bisect_border(logits, weights, limit), nearest),
         lambda: nearest,
     )
     everything = Border(
@@ -217,19 +217,19 @@ def border_among(
     return Border(value, last), mass[..., -1:] > limit
 
 
-def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
+def bisect_border(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
     """Bisect the border by the bits of the logits, then among equal logits by id.
 
     This takes one pass over the rows per bit of a float, whatever the logits.
     """
     least = jnp.iinfo(jnp.int32).min
 
-    def flipped(bits):
+    def flip(bits):
         """Map the bits of floats to integers of the same order, and back."""
         return jnp.where(bits < 0, least - bits, bits)
 
     def logit(key):
-        return lax.bitcast_convert_type(flipped(key), jnp.float32)
+        return lax.bitcast_convert_type(flip(key), jnp.float32)
 
     def mass_above(value):
         return jnp.sum(jnp.where(logits > value, weights, 0.0), axis=-1, keepdims=True)
@@ -242,7 +242,7 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
         return jnp.where(is_inside, outside, middle), jnp.where(is_inside, middle, inside)
 
     def key_of(values):
-        return flipped(lax.bitcast_convert_type(values, jnp.int32))
+        return flip(lax.bitcast_convert_type(values, jnp.int32))
 
     peak = key_of(jnp.max(logits, axis=-1, keepdims=True))
     _, key = lax.fori_loop(0, 32, halve, (key_of(jnp.full_like(limit, -jnp.inf)), peak))
@@ -272,7 +272,7 @@ def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
     # weights [1, 2, 1] and uniform .5: cumulative [1, 3, 4], the first above 2 is index 1
     if weights.shape[-1] > 2 * CHUNK:
         chunks = in_chunks(weights)
-        chunk, rest = drawn_chunk(jnp.sum(chunks, axis=-1), uniform)
+        chunk, rest = draw_chunk(jnp.sum(chunks, axis=-1), uniform)
         own = jnp.take_along_axis(chunks, chunk[..., None, None], axis=-2)[..., 0, :]
         return chunk * CHUNK + inverse_cdf(own, rest)
     below = jnp.cumsum(weights, axis=-1)
@@ -283,7 +283,7 @@ def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
     )
 
 
-def drawn_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> RowChoice:
+def draw_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> RowChoice:
     """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
     own = pick(sums, chunk)
@@ -365,9 +365,9 @@ class Rows(NamedTuple):
         """Return the most likely token of each row, and its log-probability."""
         return self.best_ids[..., 0], -self.log_total
 
-    def drawn(self, uniform: RowScores) -> RowChoice:
+    def draw(self, uniform: RowScores) -> RowChoice:
         """Draw a token of each row by its probability; also return its log-probability."""
-        chunk, rest = drawn_chunk(self.sums, uniform)
+        chunk, rest = draw_chunk(self.sums, uniform)
         ids = chunk[..., None] * CHUNK + jnp.arange(CHUNK)
         # The last chunk may reach beyond the vocabulary.
         logits = jnp.take_along_axis(self.logits, ids, axis=-1, mode="fill", fill_value=-jnp.inf)

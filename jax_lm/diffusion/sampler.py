@@ -47,7 +47,7 @@ from jax_lm.diffusion.state import (
     Seed,
     StepCarry,
     Window,
-    close_rows,
+    fill_masks,
     rewrite,
     row_keys,
 )
@@ -127,8 +127,7 @@ class Sampler:
         self.mesh = model.mesh
         self.mask_id: int = mask_id
         self.growth = growth_of(model.config)
-        # Called each time the compiled loop returns. The remaining masks of the rows that are over
-        # become the first stop token.
+        # Called each time the compiled loop returns: the rows that are over are filled up.
         self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
         self.graph, self.params = split_model(model)
@@ -339,7 +338,9 @@ class Sampler:
                 config = replace(config, variant=replace(config.variant, forced=False), copies=1)
             state, cache, progress = run(self.graph, self.params, state, cache, inputs, config)
             if self.is_over is not None and config.stop_ids:
-                state = close_rows(state, self.is_over(state), config.stop_ids[0])
+                # Nothing reads the remaining masks of a row that is over: [a, b, M, M] -> [a, b, S, S]
+                is_over = jnp.asarray(self.is_over(state))[:, None]
+                state = fill_masks(state, state.masked & is_over, config.stop_ids[0])
                 progress = progress.at[-1].min(jnp.any(state.masked))
             forwards_before = forwards
             # The only transfer to the host in a call.

@@ -242,12 +242,6 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: StopIds) -> Sam
     return fill_masks(state, ended, stops)
 
 
-def close_rows(state: SamplerState, is_over: Bool[np.ndarray, "b"], stop_id: int) -> SamplerState:
-    """Fill the remaining masks of the rows that are over with a stop token; nothing reads them."""
-    # [a, b, M, M] that is over -> [a, b, S, S]
-    return fill_masks(state, state.masked & jnp.asarray(is_over)[:, None], stop_id)
-
-
 def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> SamplerState:
     """Replace masks by tokens, as the current step."""
     return state._replace(

@@ -26,14 +26,14 @@ from jax_lm.diffusion.candidates import (
     Candidates,
     SamplingParams,
     TokenLogProbs,
+    add_noise,
+    break_ties,
     confidence,
-    disturbed,
     draw,
     exclude,
     filtered,
     likeliest_candidates,
     row_entropy,
-    untied,
 )
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.masking import align_rows
@@ -142,13 +142,13 @@ class Variant:
     def enter(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
     ) -> StepCarry:
-        """Prepare state and cache for the compiled loop, at the first step that commits anything."""
+        """Prepare state and cache for the compiled loop, and skip the steps that commit nothing."""
         return self.enter_row(state, inputs, config), cache
 
     def enter_row(
         self, row: SamplerState, inputs: BatchInputs, config: "StepConfig"
     ) -> SamplerState:
-        """Prepare one row: under `jax.vmap`, a batch of one with its own step."""
+        """Prepare one row for the loop. It is mapped by `jax.vmap`: a batch of one at its own step."""
         return skip_idle(row, inputs, config)
 
     def is_open(self, state: SamplerState, window: Window, config: "StepConfig") -> ScalarBool:
@@ -179,7 +179,7 @@ class Variant:
         inputs: BatchInputs,
         config: "StepConfig",
     ) -> StepCarry:
-        """Take one step of one row: under `jax.vmap`, a batch of one with its own step."""
+        """Take one step of one row. It is mapped by `jax.vmap`: a batch of one at its own step."""
         return self.advance(model, row, cache, inputs, config)
 
     def leave(
@@ -206,9 +206,9 @@ class StepConfig:
             in the reference.
         hooks: the reference's hooks, and whether MASK is a candidate.
         variant: the decoding method.
-        copies: rows of the batch that are equal, in groups of this size one after the other; only
-            the first of each group is computed.
-        axes: names of the mapped axes; each canvas is a batch of one under `jax.vmap`.
+        copies: size of the groups of equal, adjacent rows of the batch; only the first row of each
+            group is computed.
+        axes: names of the axes that `jax.vmap` maps; each canvas is then a batch of one.
     """
 
     length: int
@@ -228,8 +228,9 @@ class Pass(NamedTuple):
     Attributes:
         config: configuration of its compilation.
         first_row: first of the `config.rows` rows that it recomputes.
-        repeats: whether the refresh is repeated until the first column of the block is decided, and
-            once after it was forced, as in Fast-dLLM v2: no later pass predicts that column.
+        repeats: whether to repeat the refresh until the first column of the block is decided, as no
+            later pass predicts it. If a refresh was forced to decide it, it is repeated once more,
+            as in Fast-dLLM v2.
     """
 
     config: StepConfig
@@ -291,7 +292,7 @@ def write(
     chosen &= (proposal.tokens != config.mask_id) | jnp.isnan(proposal.probability)
 
     # Block columns 1 and 2 of [x, M, M, y], chosen [1, 0], new [a, b]: [x, a, M, y].
-    def updated(values, new):
+    def put(values, new):
         # [b, r], or [b, r, k] for log-probabilities
         is_new = chosen.reshape(*chosen.shape, *[1] * (new.ndim - 2))
         new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
@@ -300,13 +301,13 @@ def write(
         return lax.dynamic_update_slice_in_dim(values, new, inputs.window.block, axis=1)
 
     state = state._replace(
-        tokens=updated(state.tokens, proposal.tokens),
-        masked=updated(state.masked, jnp.zeros_like(chosen)),
-        commit_step=updated(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
-        confidence=updated(state.confidence, proposal.probability),
+        tokens=put(state.tokens, proposal.tokens),
+        masked=put(state.masked, jnp.zeros_like(chosen)),
+        commit_step=put(state.commit_step, jnp.broadcast_to(state.step, chosen.shape)),
+        confidence=put(state.confidence, proposal.probability),
     )
     if state.logprobs is not None and evaluation.logprobs is not None:
-        state = state._replace(logprobs=jax.tree.map(updated, state.logprobs, evaluation.logprobs))
+        state = state._replace(logprobs=jax.tree.map(put, state.logprobs, evaluation.logprobs))
     # A hook of the reference may rewrite any hole.
     if config.hooks.tokens is not None:
         tokens = config.hooks.tokens(state.step, state.tokens, evaluation.logits)
@@ -354,12 +355,12 @@ def block_hidden(
     remat: bool = False,
 ) -> tuple[Float[Array, "b r d"], KVCache]:
     """Return the hidden states that predict the block's columns, and the updated cache."""
-    # copies == 2: of the rows [p, p, q, q], only p and q are computed, and their results repeated.
+    # copies == 2: of the rows [p, p, q, q], only p and q are computed, and the results are repeated.
     if (copies := config.copies) > 1:
         tokens, cache, canvas = jax.tree.map(lambda part: part[::copies], (tokens, cache, canvas))
         alone = replace(config, copies=1)
-        computed = block_hidden(model, tokens, cache, canvas, window, alone, remat=remat)
-        return jax.tree.map(lambda part: jnp.repeat(part, copies, axis=0), computed)
+        result = block_hidden(model, tokens, cache, canvas, window, alone, remat=remat)
+        return jax.tree.map(lambda part: jnp.repeat(part, copies, axis=0), result)
     # Compute: all rows, or those that the cache does not cover.
     if config.rows is None:
         hidden = model.model(tokens, canvas.attention_mask, canvas.position_ids, remat=remat)
@@ -378,8 +379,8 @@ def block_hidden(
     #   shifted  [h2, h2, h3]
     #   aligned      [h2, h3]    from index 3 - 2 on
     if config.rows == config.length and cache.tail is None:
-        # A window that ends before row 4, which predicts no column of the block. The shift drops
-        # the row that is appended here: shifted [h2, h2, h3] as well.
+        # Rows 2 and 3 alone: the slice takes one more. The shift drops the row that is appended
+        # here: shifted [h2, h2, h3] as well.
         hidden = jnp.concatenate([hidden, hidden[:, -1:]], axis=1)
     aligned = lax.dynamic_slice_in_dim(
         align_rows(hidden, model.config), window.block - window.rows, config.length, axis=1
@@ -387,8 +388,8 @@ def block_hidden(
     if cache.tail is None:
         return aligned, KVCache(layers)
     if config.rows == config.length:
-        # `dual` did not recompute the row before the block, so the first column takes it from the
-        # last refresh. No row precedes a block in column 0, which row 0 predicts.
+        # With `dual`, the rows are those of the block. The row before them, which predicts the first
+        # column, is the tail of the last refresh. Column 0 has none before it; row 0 predicts it.
         first = jnp.where(window.block > 0, cache.tail, aligned[:, :1])
         aligned = jnp.concatenate([first, aligned[:, 1:]], axis=1)
     return aligned, KVCache(layers, aligned[:, :1])
@@ -412,10 +413,10 @@ def propose(
 ) -> Evaluation:
     """Propose a token for each masked position of the block: filter, draw and score.
 
-    The head costs more than the layers of a small model. So the masked rows are gathered to the
-    front, and the head runs on the smallest compiled size that holds them. If their logits exceed
-    `DECODING_LOGIT_BYTES`, head and filters run on a part of the columns at a time. With a hook,
-    they run on all rows at once, because the hook reads all logits.
+    In a small model, the head costs more than the layers. So the masked rows are gathered to the
+    front, and the head runs on the smallest compiled size that holds them, on a part of the columns
+    at a time if their logits exceed `DECODING_LOGIT_BYTES`. With a hook, the head runs on all rows
+    at once, because the hook reads all logits.
     """
     masked = block_columns(state.masked, inputs.window, config)
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
@@ -424,24 +425,23 @@ def propose(
     def decide_rows(rows, *parts):
         return in_parts(decide, model.logits(rows), *parts)
 
-    def gathered(size):
+    def decide_first(size):
         # size == 2: masked [0, 1, 0, 1] has index [1, 3]; the head computes rows 1 and 3 alone,
         # and their tokens [x, y] are scattered back to [0, x, 0, y].
         # The sort is stable, so the masked rows come first and in order.
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
         parts = [jnp.take_along_axis(part, index, axis=1) for part in (positions, masked)]
-        # Under `jax.vmap` the mapped canvases are further sequences.
-        batch = len(index) * math.prod(map(lax.axis_size, config.axes))
-        compact = map_columns(decide_rows, column_parts(model, batch, size), rows, *parts)
-        batch = jnp.arange(len(index))[:, None]
+        # Under `jax.vmap`, the logits of all mapped canvases are in memory together.
+        canvases = len(index) * math.prod(map(lax.axis_size, config.axes))
+        compact = map_columns(decide_rows, column_parts(model, canvases, size), rows, *parts)
+        sequence = jnp.arange(len(index))[:, None]
 
-        def scattered(part):
-            return (
-                jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype).at[batch, index].set(part)
-            )
+        def scatter(part):
+            zeros = jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype)
+            return zeros.at[sequence, index].set(part)
 
-        return jax.tree.map(scattered, compact)
+        return jax.tree.map(scatter, compact)
 
     hooks = config.hooks
     if hooks.tokens is not None or hooks.logits is not None:
@@ -454,16 +454,16 @@ def propose(
     # Compiled sizes: half of the block and all of it, at least SMALLEST_HEAD rows. For length 40
     # and rows with 7 and 18 masks: half 20, needed 18.
     if (half := max(-(-config.length // 2), SMALLEST_HEAD)) >= config.length:
-        return gathered(config.length)
+        return decide_first(config.length)
     needed = jnp.max(jnp.sum(masked, axis=1))
     # Under `jax.vmap` all rows must take the same branch, or every branch would run.
     if config.axes:
         needed = lax.pmax(needed, config.axes)
-    return lax.cond(needed > half, lambda: gathered(config.length), lambda: gathered(half))
+    return lax.cond(needed > half, lambda: decide_first(config.length), lambda: decide_first(half))
 
 
 def decide_tokens(
-    model: DreamConfig,
+    model_config: DreamConfig,
     state: SamplerState,
     params: SamplingParams,
     config: StepConfig,
@@ -471,9 +471,12 @@ def decide_tokens(
     positions: ColumnInts,
     needed: Bool[Array, "b c"],
 ) -> Evaluation:
-    """Filter the logits of positions, then draw and score a token for each of them."""
+    """Filter the logits of positions, then draw and score a token for each of them.
+
+    Only the results of columns that are `needed` are used, so the filters may skip the others.
+    """
     excluded_id = None if config.hooks.admits_mask else config.mask_id
-    logits = config.variant.admit(logits, state, model.expand_token_id)
+    logits = config.variant.admit(logits, state, model_config.expand_token_id)
     # filter
     candidates = filtered(
         logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed
@@ -481,7 +484,7 @@ def decide_tokens(
     kept = likeliest_candidates(candidates) if config.variant.keeps_candidates else None
     shape = logits.shape[:2]
     if isinstance(candidates, Rows):
-        # Those without the excluded token are stored; to store the others too would take a pass.
+        # These are stored already. If the argument were read again, XLA would store it as well.
         logits = candidates.logits
     # draw and score
     entropy = if_any(
@@ -502,7 +505,7 @@ def decide_tokens(
         jnp.zeros(shape),
         config,
     )
-    scores = jnp.where(is_untied, untied(scores, unfiltered), scores)
+    scores = jnp.where(is_untied, break_ties(scores, unfiltered), scores)
     proposal = proposal._replace(scores=scores)
     # log-probabilities, if a request asks for them
     if state.logprobs is not None and params.keeps_logprobs is not None:
@@ -517,9 +520,9 @@ def decide_tokens(
 
 
 def if_any(wanted: ScalarBool, compute: Callable[[], Any], nothing, config: StepConfig) -> Any:
-    """Like `lax.cond`, with the predicate reduced over the mapped axes first.
+    """Return `compute()` if any mapped canvas wants it, else `nothing`, without computing it.
 
-    Under `jax.vmap` a predicate per row would run both branches.
+    `lax.cond` alone would run both branches if `jax.vmap` mapped its predicate.
     """
     if config.axes:
         wanted = lax.pmax(wanted.astype(jnp.int32), config.axes) > 0
@@ -543,20 +546,20 @@ def draw_proposal(
 def choose(
     proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> RowMask:
-    """Choose the masked positions that this step commits, by the commit rule and in score order."""
+    """Choose the masked positions that this step commits: by the commit rule, best scores first."""
     params = inputs.params
     window = inputs.window
     masked = block_columns(state.masked, window, config)
     if config.variant.forced:
         return masked & (jnp.arange(config.length) == 0)
     # Scores [.2, .9, .5] have ranks [2, 0, 1].
-    for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
-    rank = commit_rules.ranks(disturbed(for_choice, proposal.scores, params.alg_temp), masked)
-    # By the schedule: a number of positions, or each by chance (`origin`).
+    *_, for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))
+    rank = commit_rules.ranks(add_noise(for_choice, proposal.scores, params.alg_temp), masked)
+    # By the schedule: its ratio of the masks, best first; with `origin`, each mask by that chance.
     steps_taken = state.step - window.first_step
-    share = params.ratios[steps_taken]
-    counts = commit_rules.commit_counts(masked, share)
-    scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
+    ratio = params.ratios[steps_taken]
+    counts = commit_rules.commit_counts(masked, ratio)
+    scheduled = jnp.where(params.is_by_chance, for_choice < ratio, rank < counts[:, None])
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
     # By probability: `factor`, else `threshold` or `dynamic`.
     probability = proposal.probability
@@ -578,20 +581,20 @@ def choose(
     # With a number of steps, the rules by probability may not commit faster than it allows.
     allowed = commit_rules.budget(masked, holes, steps_taken, params.steps)
     rule = jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
-    # No score orders what is not finite: it is committed now, for the host to find the NaN.
+    # A NaN has no rank: its position is committed now, and the host finds it in the confidences.
     return masked & (rule | jnp.isnan(probability))
 
 
 def noise(state: SamplerState, positions: RowIds) -> tuple[RowScores, ...]:
-    """Return three uniform numbers per position: for its token, its random score, and the choice.
+    """Return three uniform numbers per position: for its token, its score and its choice.
 
-    They depend only on the row, the step and the position, not on padding or neighbours. JAX's
-    generator is counter-based: element (position, i) is the same number whatever the width.
+    They depend only on the key of the row, the step and the position. JAX's generator is
+    counter-based, so that element (position, i) is the same for every width.
     """
 
-    def of_row(key, positions):
+    def row_numbers(key, positions):
         shape = state.tokens.shape[1], 3
         return jax.random.uniform(jax.random.fold_in(key, state.step), shape)[positions]
 
-    numbers = jax.vmap(of_row)(state.keys, positions)
+    numbers = jax.vmap(row_numbers)(state.keys, positions)
     return numbers[..., 0], numbers[..., 1], numbers[..., 2]

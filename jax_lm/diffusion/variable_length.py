@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import SamplingParams, disturbed
+from jax_lm.diffusion.candidates import SamplingParams, add_noise
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
 from jax_lm.diffusion.state import NEVER, SamplerState, StepCarry
 from jax_lm.diffusion.step import StepConfig, Variant, evaluate, noise
@@ -139,7 +139,7 @@ class VariableLength(Variant):
         evaluation, cache = evaluate(model, state, cache, inputs._replace(canvas=canvas), config)
         proposal = evaluation.proposal
         # decide
-        scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
+        scores = add_noise(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
         rank = commit_rules.ranks(scores, state.masked)
         is_broken = jnp.isnan(proposal.probability)
         # A NaN is committed at once, so that the host finds it, but never expands or deletes.

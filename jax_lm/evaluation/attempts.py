@@ -124,8 +124,6 @@ class Evaluator:
         prompting: converts problems to prompts, and answers to programs.
         batch_size: attempts decoded together, at least 1.
         seed: seed of all batches, see `batch_seed`.
-        timed: decode a batch again if it caused a compilation, so that its seconds include decoding
-            only.
     """
 
     engine: DiffuCoderInference
@@ -134,7 +132,6 @@ class Evaluator:
     prompting: Prompting = COMPLETION
     batch_size: int
     seed: int = 0
-    timed: bool = False
 
     def attempts(
         self,
@@ -212,8 +209,6 @@ class Evaluator:
         decoded = self.engine.decode(
             templates, self.options, seed=seed, ends=ends, on_progress=on_progress
         )
-        if self.timed and decoded.compile_seconds:
-            decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
         # A draft has a row for each template, one for each length of the hole; all drafts have equally
         # many. The most confident answer is used. 2 drafts of 3 templates: rows 0 to 2, and 3 to 5.
         generations = iter(decoded.rows)

@@ -2,7 +2,7 @@
 
 The measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, decoding
 does not end at stop tokens: all positions of the canvas are decided, and those after the text are
-removed afterwards. An order lists positions in the sequence of their decisions, one per step.
+removed afterwards. An order lists the positions of a canvas as they were decided, the first one first.
 
 A decoded canvas is a trace, a row with these values:
 
@@ -41,7 +41,7 @@ from jax_lm.results import tied_share
 from jax_lm.templates import Template
 from untrusted.results import Executor
 
-# Decides the first position in the order at each step, see `measured_options`.
+# Decides exactly one position at each step, the first in the order (`analysis_options`).
 ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=WHOLE_CANVAS)
 
 # Traces of each temperature that analysis.html replays.
@@ -68,11 +68,14 @@ def analyze_order(
         seed: seed of sampling.
 
     Returns:
-        The content of analysis.json. `ordered_by_confidence` says whether positions of one step are
-        ordered by confidence; the paper leaves their order open. `temperatures` are the measures of
-        each temperature, `traces` the decoded canvases of all. `first_step_confidence` is the
-        largest probability at each position while the whole canvas is masked, averaged over
-        problems; an autoregressive model has one at the first position only.
+        The content of analysis.json:
+
+        - `ordered_by_confidence`: whether a step decided several positions. Their order is open in
+          the paper, and by confidence here.
+        - `temperatures`: the measures of each temperature.
+        - `first_step_confidence`: the largest probability at each position while the whole canvas
+          is masked, averaged over problems. An autoregressive model has only that of the first.
+        - `traces`: the decoded canvases of all temperatures.
     """
     traces = []
     rows = []
@@ -116,17 +119,17 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     rows = analysis["temperatures"]
 
     def curves(kind):
-        # AR-ness starts at k = 1
+        # the values are those of k = 1, 2, ...
         return {f"temperature {row['temperature']:g}": [*enumerate(row[kind], 1)] for row in rows}
 
     # order and confidence of the first temperature
     temperature = rows[0]["temperature"]
     first = [trace for trace in analysis["traces"] if trace["temperature"] == temperature]
     orders = [trace_order(trace) for trace in first]
-    decided = np.mean([trace["confidence"] for trace in first], axis=0).tolist()
+    decided_confidence = np.mean([trace["confidence"] for trace in first], axis=0)
     confidence = {
         "at the first step": [*enumerate(analysis["first_step_confidence"])],
-        "when decided": [*enumerate(decided)],
+        "when decided": [*enumerate(decided_confidence.tolist())],
     }
     # measures of the text by temperature
     effects = {}
@@ -136,6 +139,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
             "global@1": row["global_text"][0],
             "confidence": row["confidence_text"],
             "pass@1": row["pass"].get("pass@1", [None])[0],
+            # of the single greedy sample, which all n would equal, pass@1
             "pass@n": row["pass"].get(f"pass@{row['samples']}", [None])[0],
         }
         for name, value in values.items():
@@ -164,21 +168,25 @@ def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], fac
 
 
 def decides_several(options: GenerationOptions) -> bool:
-    """Return whether a step may decide several positions, which only confidence can order."""
+    """Return whether one position per step was not asked for, so that a step may decide several."""
+    # p2 also reopens positions, so that its steps decide more than one on average.
     return options.decoding != EXACT or options.alg == P2 or options.steps != options.max_new_tokens
 
 
-def measured_options(engine: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:
-    """Return the options that decode whole canvases, in the orders that the model's family has."""
+def analysis_options(engine: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:
+    """Return the options with which the analysis decodes: whole canvases, one position per step.
+
+    Options that ask for several positions per step are kept, see `decides_several`.
+    """
     options = replace(options, early_stop=False)
     if engine.is_autoregressive:
-        # A single position is masked at a time, so the most confident one is the leftmost.
+        # Such a model refuses other orders. Only the next position can be decided, so it is also the
+        # most confident one.
         return replace(options, alg="left_to_right") if options.alg == "maskgit_plus" else options
     if decides_several(options):
         return options
     # The published schedule rounds: with as many steps as positions, some steps decide no position
-    # and others several. A threshold rule with the same number of steps decides exactly one per
-    # step, the first in the order.
+    # and others several.
     decoding = replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS)
     return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=decoding)
 
@@ -198,12 +206,15 @@ def decode_traces(
         [Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows]
     )
     holes = int(canvas.holes.sum())
-    options = measured_options(engine, options)
+    options = analysis_options(engine, options)
     state = None
     with terminal.progress(f"temperature {options.temperature:g}") as report:
-        for state in engine.states(canvas, options, seed=seed, every=None if report is None else 8):
+        # Without progress nothing interrupts the compiled loop; with it, every eighth step does.
+        every = 8 if report else None
+        for state in engine.states(canvas, options, seed=seed, every=every):
             if report:
                 report(holes - int(np.asarray(state.masked).sum()), holes)
+    # At least the last state is yielded.
     assert state
     # Select the holes, the same number in each row: [b, width] -> [b * t] -> [b, t]
     decided = [
@@ -276,11 +287,11 @@ def measure_temperature(traces: Measurements, problems: Problems, executor: Exec
 
 
 def order_measures(traces: Measurements) -> Row:
-    """Compute the mean AR-ness of canvas and text, and confidence and ties of the text."""
+    """Compute means over traces: AR-ness of canvas and text, and confidence and ties of the text."""
     orders = [trace_order(trace) for trace in traces]
     ends = [trace["end"] for trace in traces]
-    # Order of the text alone: order [0, 3, 1, 2], end=3 -> [0, 1, 2]. A text of less than two
-    # positions has none.
+    # Order of the text alone: order [0, 3, 1, 2], end=3 -> [0, 1, 2]. A text of fewer than two
+    # positions has no order.
     texts = [order[order < end] for order, end in zip(orders, ends, strict=True) if end > 1]
     decided = [value for trace in traces for value in trace["confidence"][: trace["end"]]]
     measures: Row = {
@@ -314,8 +325,8 @@ def trace_order(trace: Row) -> SequenceTokens:
 def local_ar_ness(order: SequenceTokens, k: int) -> float:
     """Compute local AR-ness@k: how often the previous k steps decided the k positions to the left.
 
-    Their order does not matter. The mean is over the steps t > k, so that decoding from left to
-    right is exactly 1; nan if there is no such step.
+    They may have decided them in any order. The mean is over the steps that have k steps before
+    them, so that decoding from left to right is exactly 1; nan if there is no such step.
     """
     if len(order) <= k:
         return math.nan
@@ -328,7 +339,7 @@ def local_ar_ness(order: SequenceTokens, k: int) -> float:
 
 
 def global_ar_ness(order: SequenceTokens, k: int) -> float:
-    """Compute global AR-ness@k: how often the position was one of the k leftmost masked ones."""
+    """Compute global AR-ness@k: how often a step decided one of the k leftmost masked positions."""
     # The masked positions to the left of the decided one are smaller and come later in the order.
     # order [1, 0, 2] -> [1, 0, 0]: with k=1, two of three count
     later_and_smaller = np.triu(order[None, :] < order[:, None], 1).sum(axis=1)

@@ -55,8 +55,8 @@ from jax_lm.templates import (
     HoleLength,
     Template,
     candidate_lengths,
+    completion_templates,
     initial_length,
-    require_prompts,
 )
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
@@ -314,10 +314,7 @@ class DiffuCoderInference:
             seed: seed of the random numbers.
             shows_progress: show progress on standard error.
         """
-        templates = [
-            Template.completion(prompt, options.max_new_tokens)
-            for prompt in require_prompts(prompts)
-        ]
+        templates = completion_templates(prompts, options.max_new_tokens)
         decode = self.decode_shown if shows_progress else self.decode
         rows = decode(templates, options, seed=seed).rows
         read = self.tokenizer.decode
@@ -404,7 +401,7 @@ class DiffuCoderInference:
         return Template.parse(text, self.hole_lengths(options.max_new_tokens, None, options)[0])
 
     def decode_shown(
-        self, templates: Sequence[Template], options: GenerationOptions, *, seed: int = 0
+        self, templates: Sequence[Template], options: GenerationOptions, *, seed: int
     ) -> DecodedBatch:
         """Fill templates in one batch, and show progress and what would be quicker meanwhile."""
         with terminal.progress("generating", FIRST_NOTE) as report:
@@ -454,9 +451,8 @@ class DiffuCoderInference:
             every = min(every or CHECKED_STEPS, CHECKED_STEPS)
         # decode
         batch, width = canvas.tokens.shape
-        job = self.job(batch=batch, canvas=width)
         state = None
-        with compile_seconds() as compiled, explain_out_of_memory(job):
+        with compile_seconds() as compiled, explain_out_of_memory(self.job(batch, width)):
             for state in constrained_states(
                 sampler, canvas, options, self.tokenizer, seed=seed, every=every, state=start_state
             ):
@@ -494,11 +490,7 @@ class DiffuCoderInference:
             seed: seed of the random numbers.
             every: steps between two events of a row.
         """
-        templates = [
-            Template.completion(prompt, options.max_new_tokens)
-            for prompt in require_prompts(prompts)
-        ]
-        canvas = self.canvas(templates, options)
+        canvas = self.canvas(completion_templates(prompts, options.max_new_tokens), options)
         # Masked before and decided now: [1, 1, 1] & ~[1, 0, 1] -> [0, 1, 0].
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
@@ -516,14 +508,13 @@ class DiffuCoderInference:
         Raises:
             OutOfMemoryError: the canvas does not fit; the message states the memory needed.
         """
-        batch, length = canvas.tokens.shape
         options = self.fit(options)
-        with explain_out_of_memory(self.job(batch=batch, canvas=length)):
+        with explain_out_of_memory(self.job(*canvas.tokens.shape)):
             yield from constrained_states(
                 self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
             )
 
-    def job(self, *, batch: int, canvas: int) -> PlannedStep:
+    def job(self, batch: int, canvas: int) -> PlannedStep:
         """Return the plan of a generation of this size, for messages about memory."""
         return replace(self.planned, batch=batch, canvas=canvas, new_tokens=canvas)
 

@@ -52,7 +52,7 @@ class ConstrainedSequence(Sequence):
     def is_decoded(self) -> bool:
         """Whether the text is complete, so that no step changes it; it may violate the grammar."""
         # tokens before the first mask
-        clear = self.tokens[self.hole.start : super().settled]
+        clear = self.tokens[self.hole.start : super().first_open]
         return not self.masked.any() or bool(np.isin(clear, self.stop_ids).any())
 
     @property
@@ -74,19 +74,19 @@ class ConstrainedSequence(Sequence):
         return HoleArrays(*(each[columns] for each in own))
 
     @property
-    def fixed(self) -> int:
+    def first_revisable(self) -> int:
         return self.hole.start + len(self.repair.ids)
 
     @property
-    def settled(self) -> int:
-        return super().settled if self.is_met else self.hole.start + self.told
+    def first_open(self) -> int:
+        return super().first_open if self.is_met else self.hole.start + self.reportable_tokens
 
     @property
     def final(self) -> Bool[np.ndarray, "n"]:
-        return super().final if self.is_met else np.arange(self.most) < self.told
+        return super().final if self.is_met else np.arange(self.most) < self.reportable_tokens
 
     @property
-    def told(self) -> int:
+    def reportable_tokens(self) -> int:
         """Number of final tokens that a client may know: all, unless their scores are missing."""
         return 0 if self.keeps_logprobs and self.repair.given else len(self.repair.ids)
 
@@ -188,7 +188,7 @@ class Repairs:
 
     def choose(self, sequence: ConstrainedSequence):
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
-        column = sequence.fixed
+        column = sequence.first_revisable
         repair = sequence.repair
         masked = sequence.masked_from(column)
         found = self.logits(sequence.adapter, sequence.tokens, masked, column, repair.window)

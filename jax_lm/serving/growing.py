@@ -60,7 +60,7 @@ class GrowingSequence(Sequence):
     def final(self) -> Bool[np.ndarray, "n"]:
         """Whether each position of the hole is decided and will not move."""
         # 3 settled tokens of at most 5: [1, 1, 1, 0, 0]; later ones may still move
-        return np.arange(self.most) < self.settled - self.hole.start
+        return np.arange(self.most) < self.first_open - self.hole.start
 
     @property
     def is_stopped(self) -> bool:

@@ -115,7 +115,7 @@ def cut_to_fit(
     return kept_before, kept_after, len(before) > left or len(kept_after) < len(after)
 
 
-def indented(text: str, least: int) -> str:
+def cut_at_dedent(text: str, least: int) -> str:
     """Cut a text before a line with an indentation below `least`, but never before the first."""
     # least 4: "    a\n  b" -> "    a"; the first line continues the cursor's line, so it stays
     lines = text.split("\n")
@@ -138,13 +138,13 @@ class LlamaFormat(AnswerFormat):
     def progress(self, index, event) -> Iterator[str]:
         # a last line of blanks may get an indentation that is too small
         known = event.text if event.reason else event.text.rstrip()
-        if text := self.new_text(index, indented(known, self.body.n_indent)):
+        if text := self.new_text(index, cut_at_dedent(known, self.body.n_indent)):
             yield data(
                 {
                     "index": index,
                     "content": text,
                     "stop": False,
-                    "tokens_predicted": predicted(event),
+                    "tokens_predicted": count_tokens(event),
                 }
             )
         if event.reason:
@@ -156,24 +156,24 @@ class LlamaFormat(AnswerFormat):
         length = self.requests[index].options.max_new_tokens if self.requests else 0
         answer = {
             "index": index,
-            "content": indented(end.text, self.body.n_indent),
+            "content": cut_at_dedent(end.text, self.body.n_indent),
             "model": self.model,
             "stop": True,
             "stop_type": STOP_TYPES.get(end.reason, "none"),
             "truncated": gap.is_cut,
-            "tokens_predicted": predicted(end),
+            "tokens_predicted": count_tokens(end),
             "tokens_evaluated": gap.tokens,
             "tokens_cached": 0,
             "generation_settings": {"n_predict": length},
             "timings": self.timings(end),
         }
         fields = self.body.response_fields
-        return chosen_fields(answer, fields) if fields else answer
+        return fields_at(answer, fields) if fields else answer
 
     def timings(self, end: Event) -> Fields:
         """Return llama.cpp's timings of an answer; prompts are not processed separately."""
         seconds = end.job.sequence.seconds if end.job else 0.0
-        tokens = predicted(end)
+        tokens = count_tokens(end)
         return {
             "prompt_n": self.prompt_tokens,
             "prompt_ms": 0.0,
@@ -184,7 +184,7 @@ class LlamaFormat(AnswerFormat):
         }
 
 
-def predicted(event: Event) -> int:
+def count_tokens(event: Event) -> int:
     """Return the number of an answer's tokens; of one that is not complete, those decided so far."""
     # an answer that needed no decoding is complete
     if event.is_answer or event.job is None:
@@ -192,7 +192,7 @@ def predicted(event: Event) -> int:
     return int(event.job.sequence.final.sum())
 
 
-def chosen_fields(answer: Fields, paths: Sequence[str]) -> Fields:
+def fields_at(answer: Fields, paths: Sequence[str]) -> Fields:
     """Return fields of an answer by their paths, as llama.cpp does; unknown ones are left out."""
     # "timings/prompt_n" -> {"timings/prompt_n": 12}
     fields = {}

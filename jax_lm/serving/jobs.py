@@ -194,7 +194,7 @@ class Job:
         sequence = self.sequence
         is_done = sequence.is_done
         # 2. text before the first mask and the first stop token
-        ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
+        ids = sequence.tokens[sequence.hole.start : sequence.first_open].tolist()
         ids = [*takewhile(lambda token: token not in sequence.stop_ids, ids)]
         text = self.decode(ids)
         if not is_done:

@@ -200,7 +200,7 @@ class Sequence:
         return not self.open.any()
 
     @property
-    def settled(self) -> int:
+    def first_open(self) -> int:
         """First column of the hole that is not final; its end if all are."""
         # masks at columns 7 and 9: everything before 7 is settled
         return int(self.masked.argmax()) if self.masked.any() else self.hole.end
@@ -218,14 +218,14 @@ class Sequence:
     @property
     def is_stopped(self) -> bool:
         """Whether the hole has a stop token, and no mask before it."""
-        return bool(np.isin(self.tokens[self.hole.start : self.settled], self.stop_ids).any())
+        return bool(np.isin(self.tokens[self.hole.start : self.first_open], self.stop_ids).any())
 
     @property
     def is_done(self) -> bool:
         return not self.masked.any() or self.is_stopped
 
     @property
-    def fixed(self) -> int:
+    def first_revisable(self) -> int:
         """First column that may still be masked again."""
         return self.hole.start
 
@@ -266,9 +266,9 @@ class Sequence:
 
     def reopen(self):
         """Mask the current block again, because its KV cache was lost."""
-        # tokens before `fixed` are final and stay
+        # tokens before `first_revisable` are final and stay
         block = self.blocks[self.block]
-        columns = slice(max(block.start, self.fixed), block.end)
+        columns = slice(max(block.start, self.first_revisable), block.end)
         self.masked[columns] = True
         self.commit_step[columns] = NEVER
         self.confidence[columns] = 0

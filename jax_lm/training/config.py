@@ -172,7 +172,7 @@ class TrainerConfig:
                     f"stop_after={self.stop_after}: must lie in [1, max_steps={self.max_steps}]"
                 )
         # Raises if the text is malformed.
-        _ = self.profiled
+        _ = self.profile_steps
 
     @property
     def dtype(self) -> str:
@@ -194,7 +194,7 @@ class TrainerConfig:
         return self.stop_after or self.steps
 
     @cached_property
-    def profiled(self) -> range:
+    def profile_steps(self) -> range:
         """Steps to trace."""
         if self.profile is None:
             return range(0)

@@ -47,12 +47,11 @@ from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.metrics import Metrics
 from jax_lm.training.run_defaults import log_setup, resolve_remat, resolve_trainer, weight_count
-from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
+from jax_lm.training.trainer import BatchSource, State, Trainer
 from jax_lm.training.update import (
     Loss,
     LossTerms,
     NameTest,
-    Params,
     compute_copy,
     in_dtype,
     merge_params,
@@ -328,8 +327,15 @@ def train(
     constant = replace(loss, confident_share=0.0)
     objective = diffusion_loss(graph, constant, model.config.mask_token_id)
     terms = held_out_terms(objective, config.dtype, parts)
-    evaluate = held_out_loss(terms, frozen, held_out) if held_out else None
-    finished = trainer.run(source, evaluate=evaluate)
+
+    def evaluate(params):
+        results = [
+            terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(held_out)
+        ]
+        total, weight = (sum(map(float, each)) for each in zip(*results, strict=True))
+        return {"loss": total / weight}
+
+    finished = trainer.run(source, evaluate=evaluate if held_out else None)
     # `others`, not `frozen`: the model keeps the weights that were not trained in their own dtype.
     nnx.update(model, merge_params(others, trainer.state.params))
     return finished
@@ -420,24 +426,3 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
         return jax.tree.map(jnp.sum, terms_of_parts)
 
     return compute_terms
-
-
-def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> Evaluate:
-    """Return the evaluation of a loss on held-out batches, with masks that never change.
-
-    Args:
-        terms: from `held_out_terms`.
-        frozen: weights that are not trained.
-        batches: batches whose rows the parts divide.
-    """
-
-    def evaluate(params):
-        results = [
-            terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
-        ]
-        return {
-            "loss": sum(float(total) for total, _ in results)
-            / sum(float(weight) for _, weight in results)
-        }
-
-    return evaluate

@@ -1,8 +1,8 @@
-"""Settings that a run leaves open, chosen by the size of its model and by its devices.
+"""Defaults of training settings that depend on the size of the model and on the devices.
 
-From `LARGE_MODEL` parameters on, updates compute in bfloat16 and keep only the inputs of layers
-for the gradient. On several devices the mesh takes all of them. Knows settings, but neither losses
-nor the loop.
+From `LARGE_MODEL` parameters on, updates compute in bfloat16, and the backward pass recomputes the
+layers from their inputs (remat). On several devices the mesh takes all of them. Knows settings, but
+neither losses nor the loop.
 """
 
 import logging
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Number of parameters from which a model is large.
 LARGE_MODEL = 250_000_000
+# The settings of runs that have `remat`.
 HasRemat = TypeVar("HasRemat", LossConfig, GRPOConfig)
 
 
@@ -37,7 +38,7 @@ def weight_count(*trees) -> int:
 
 
 def resolve_trainer(config: TrainerConfig, parameters: int) -> TrainerConfig:
-    """Choose the compute dtype for a model of that size, unless it is set."""
+    """Choose the compute dtype for a model of `parameters` numbers, unless it is set."""
     # A small model is cheap in float32, whose updates need no stochastic rounding.
     dtype = "bfloat16" if parameters >= LARGE_MODEL else "float32"
     return replace(config, compute_dtype=config.compute_dtype or dtype)
@@ -50,28 +51,33 @@ def resolve_remat(config: HasRemat, parameters: int) -> HasRemat:
 
 
 def resolve_masks(config: LossConfig, is_packed: bool) -> LossConfig:
-    """Choose whether attention differs between the tokens of a row, unless it is set."""
+    """Choose whether each token of a row has its own attention mask, unless it is set.
+
+    In a packed row, a token attends only to its own document.
+    """
     if config.masks_per_query is not None:
         return config
     return replace(config, masks_per_query=is_packed)
 
 
 def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> GRPOConfig:
-    """Choose dtype, remat and `score_chunk`: one completion per device that splits rows.
-
-    `left_to_right` scores a completion on as many canvases as it has tokens, which fill a device by
-    themselves: its chunk is never larger, whatever the recipe of another estimator says.
+    """Choose dtype, remat and `score_chunk`, unless they are set.
 
     Raises:
-        ValueError: these devices cannot split `score_chunk`, so each would compute all of it.
+        ValueError: `score_chunk` is not divisible by the devices that split rows. Each of them would
+            compute all of it.
     """
     rows = row_devices(mesh)
     # One completion per device that splits rows, the least that keeps all of them busy.
     chunk = config.score_chunk or rows
+    # It scores a completion on as many canvases as the completion has tokens. One completion fills a
+    # device, so a larger chunk, as the recipes of other estimators have it, would only take memory.
     if config.masks.estimator == "left_to_right" and chunk > rows:
         logger.warning(
             "score_chunk %d becomes %d: left_to_right scores %d canvases per completion",
-            *(chunk, rows, config.generation.max_new_tokens),
+            chunk,
+            rows,
+            config.generation.max_new_tokens,
         )
         chunk = rows
     if chunk % rows:
@@ -84,7 +90,7 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
 
 
 def log_setup(mesh: AnyMesh | None, **settings) -> Fields:
-    """Log on which mesh and how a run computes; returns the mesh for the run's record."""
+    """Log the mesh and the settings of a run; returns the mesh, for the record of the run."""
     devices = str(MeshShape.of(mesh))
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
     logger.info("training on %s: %s", devices, text)

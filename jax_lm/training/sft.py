@@ -152,10 +152,7 @@ def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int):
 
 
 def require_memory(
-    model: DreamForCausalLM,
-    config: SftConfig | AdaptConfig,
-    kind: str,
-    trained: NameTest = lambda name: True,
+    model: DreamForCausalLM, config: SftConfig | AdaptConfig, kind: str, trained: NameTest
 ):
     """Raise OutOfMemoryError if an update exceeds the free memory of a device."""
     weights = parameters(model)

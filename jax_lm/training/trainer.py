@@ -254,7 +254,7 @@ class Trainer:
             if (
                 saves
                 or (evaluate and evaluates)
-                or step + 1 in (config.profiled.start, config.profiled.stop)
+                or step + 1 in (config.profile_steps.start, config.profile_steps.stop)
             ):
                 finish(self.running)
                 self.running = None
@@ -473,7 +473,7 @@ class Trainer:
     @contextmanager
     def profiler(self) -> Iterator[Callable[[int], None]]:
         """Yield a function that starts or stops the trace, given the next step."""
-        traced = self.config.profiled
+        traced = self.config.profile_steps
         is_tracing = False
 
         def profile(step):
@@ -578,6 +578,5 @@ class BestEvaluation:
     def load(self, saved: Fields):
         """Restore the fields of an earlier evaluation, if it was by the same metric."""
         if saved["metric"] == self.metric:
-            self.value = saved["value"]
-            self.step = saved["step"]
-            self.since = saved["since"]
+            # a resumed run may have another patience
+            vars(self).update(saved | {"patience": self.patience})

@@ -8,7 +8,7 @@ from jax_lm.benchmark.settings import TOLERANCE, ExperimentSettings, Workload
 from jax_lm.host.declared import Positional
 from jax_lm.options import require_above_zero, require_at_most_one
 
-# Default of nested settings.
+# Workload of `compare`, which runs each case twice, once per backend.
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
 
 
@@ -16,9 +16,10 @@ COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_to
 class Bench:
     """Measure speed, memory and compilations of a model on this machine.
 
-    Prompts are random, nothing stops early, and settings are the published ones (temperature 0.2,
-    top_p 0.95, top_k 50, entropy, one token per step; turbo takes as many steps as it needs). Times
-    are medians after a warm-up; limits of the machine are the best of ten calls.
+    Prompts are random, and decoding does not end at stop tokens. Settings are the published ones:
+    temperature 0.2, top_p 0.95, top_k 50, order by entropy, one token per step; turbo takes as many
+    steps as it needs. Times are medians after a warm-up. The limits of the machine, which the report
+    compares them with, are the best of ten calls.
 
     Examples:
         diffucoder bench --batch-sizes 1 --new-tokens 64
@@ -29,7 +30,7 @@ class Bench:
     Attributes:
         model: folder or hub id; the built-in model by default.
         dtype: float32 or bfloat16; depends on the device by default.
-        presets: decoding presets to measure; an autoregressive model has only exact.
+        presets: decoding presets to measure; for an autoregressive model, exact alone.
         workload: batch sizes and lengths.
         random_shape: use random weights instead of a model: small (the published vocabulary, 8
             layers of width 512) or 7b (the published shape).
@@ -45,7 +46,7 @@ class Bench:
 
     def __post_init__(self):
         if not self.presets:
-            raise ValueError("presets=(): must name at least one")
+            raise ValueError("presets=(): must name at least one of exact, fast, turbo")
         require_at_most_one(self, "model", "random_shape")
 
 
@@ -67,8 +68,8 @@ class Compare:
         dtype: dtype of both backends.
         tolerance: maximum relative difference of a module's output; by default 1e-4 in float32 and
             0.05 in bfloat16.
-        workload: every prompt length at batch size 1, every batch size at the first prompt length,
-            and one length of answers.
+        workload: cases are every prompt length at batch size 1, and every batch size at the first
+            prompt length, all with one length of answers.
         out: folder for comparison.json, comparison.md, comparison.html and the charts.
     """
 
@@ -82,7 +83,7 @@ class Compare:
         # every case of a comparison has the same length of answer
         if len(self.workload.new_tokens) != 1:
             raise ValueError(
-                f"new_tokens={self.workload.new_tokens}: a comparison takes one length"
+                f"new_tokens={self.workload.new_tokens}: must be a single length in a comparison"
             )
         require_above_zero(self, "tolerance")
 

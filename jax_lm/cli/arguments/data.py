@@ -3,7 +3,6 @@
 Imports no JAX.
 """
 
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -225,9 +224,3 @@ class Tokenize:
     def __post_init__(self):
         require_sizes(self, "max_length", "workers", "num_shards")
         require_conversations(self.kind, self.form)
-
-    @property
-    def processes(self) -> int:
-        """Number of worker processes."""
-        # cpu_count is None where it cannot be determined
-        return self.workers or os.cpu_count() or 1

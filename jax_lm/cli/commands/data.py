@@ -1,5 +1,6 @@
 """The commands about data: `diffucoder data prepare-acecode`, `data show`, `data tokenize`."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby, islice
@@ -108,5 +109,7 @@ def run_data_tokenize(arguments: Tokenize) -> int:
         columns=arguments.columns.of(arguments.kind),
         form=arguments.form,
     )
-    print(tokenize(job, arguments.out, arguments.processes))
+    # cpu_count is None where it cannot be determined
+    workers = arguments.workers or os.cpu_count() or 1
+    print(tokenize(job, arguments.out, workers))
     return 0

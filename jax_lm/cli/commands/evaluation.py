@@ -15,8 +15,8 @@ from jax_lm.evaluation.attempts import (
     problem_executor,
 )
 from jax_lm.evaluation.order_analysis import (
+    analysis_options,
     analyze_order,
-    measured_options,
     measures_section,
     write_analysis,
 )
@@ -151,7 +151,7 @@ def run_analyze(arguments: Analyze) -> int:
     analysis = analyze_order(
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )
-    alg = measured_options(engine, generation).alg
+    alg = analysis_options(engine, generation).alg
     steps = "as few steps as the commit rule takes"
     if generation.steps:
         steps = f"{generation.steps} steps"
