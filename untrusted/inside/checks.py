@@ -362,7 +362,7 @@ class TestPreparation:
         in_classes = {*nodes_of(*(s for s in bodies if not isinstance(s, FUNCTIONS)))}
         for node in [node for node in self.nodes if node not in in_classes]:
             field = FIELDS.get(type(node), "")
-            value = getattr(node, field, None)
+            value: Any = getattr(node, field, None)
             # Of variables, only what makes a new object.
             is_made = makes_new(value) and self.only_reads(nodes_of(value))
             if value and (is_made or not isinstance(node, ASSIGNMENTS)):
