@@ -24,6 +24,7 @@ from jax_lm.options import GenerationOptions
 from jax_lm.serving import api
 from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.engine import Engine
+from jax_lm.serving.errors import invalid
 from jax_lm.serving.jobs import Job, spelling
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
@@ -410,6 +411,22 @@ def test_special_tokens_in_a_text_are_its_characters(address, engine):
 
 def test_an_empty_prompt_begins_a_text(client):
     assert client.completions.create(prompt="", **COMPLETION).usage.prompt_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem", "param", "begins"),
+    [
+        ({"steps": 2}, "num_steps=2: must be None", "steps", "steps=2: must be None"),
+        ({"max_tokens": 2}, "max_tokens=2: at most 1", "max_tokens", "max_tokens=2: at most 1"),
+        ({"response_format": {"type": "json_object"}}, "grammar='json_object': must be None", "response_format",
+         "response_format: grammar='json_object': must be None"),
+        ({"grammar": "python"}, "grammar='python': must be None", "grammar", "grammar='python': must be None"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field_of_the_request(fields, problem, param, begins):
+    """As an autoregressive model refuses steps and grammars by the names of our options."""
+    refusal = invalid(ValueError(problem), CompletionBody(prompt="a", **fields))
+    assert (refusal.body["error"]["param"], refusal.body["error"]["message"]) == (param, begins)
 
 
 def test_health_ready_and_metrics(address, client):

@@ -509,6 +509,8 @@ def test_run_with_other_settings_is_not_continued(whole, config, identity, named
         Trainer(regression, params(), config, out=whole.out, identity=identity).run(Stream())
 
 
+# Orbax leaves tasks behind.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "file", ["rest/_METADATA", "rest/manifest.ocdbt", "state/manifest.ocdbt", "state/_METADATA"]
 )

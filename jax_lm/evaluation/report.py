@@ -86,8 +86,15 @@ def paper_sections(settings: Record, measured: Sequence[Rate]) -> list[Section]:
     for model, (value, low, high) in rates_of.items():
         rows.append({"model": model, "value": 100 * value, "low": 100 * low, "high": 100 * high})
         bars.append((model, "published" if model in scores else model, 100 * value))
-    picture = bar_chart("pass@1, %", bars)
-    return [table_section("Next to the published scores", rows, SCORES, text=NOTE, picture=picture)]
+    return [
+        table_section(
+            "Next to the published scores",
+            rows,
+            SCORES,
+            text=NOTE,
+            picture=bar_chart("pass@1, %", bars),
+        )
+    ]
 
 
 def attempt_section(record: Record) -> Section:

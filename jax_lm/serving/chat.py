@@ -130,8 +130,11 @@ class ResponsesBody(OpenAIBody):
         return body | {"text.format": response_format, "text": others}
 
     def gaps(self, tokenizer, context) -> Gaps:
-        system = {"role": "system", "content": self.instructions}
-        first = [ChatMessage.model_validate(system)] if self.instructions else []
+        first = (
+            [ChatMessage.model_validate({"role": "system", "content": self.instructions})]
+            if self.instructions
+            else []
+        )
         return chat_gaps([*first, *self.input], tokenizer)
 
 

@@ -81,13 +81,17 @@ def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Re
     if isinstance(problem, ContextLengthError):
         return Refusal(400, message, param="prompt", code="context_length_exceeded")
     param = schemas.field_of(message)
-    if body and param == "max_tokens":
-        param = body.length_field
-        message = message.replace("max_tokens", param, 1)
-    # errors of grammars begin with their kind; "grammar='cobol': …" names the field already
+    names = {"max_tokens": body.length_field, "num_steps": "steps"} if body else {}
+    if param in names:
+        message = message.replace(param, names[param], 1)
+        param = names[param]
+    # errors of grammars begin with their kind; "grammar='cobol': …" may name the field already
     field = body and body.grammar_field
-    is_bare = not message.startswith("grammar=")
-    if field and is_bare and param in ("grammar", "regex", "json_schema"):
+    if (
+        field
+        and not message.startswith(f"{field}=")
+        and param in ("grammar", "regex", "json_schema")
+    ):
         message = f"{field}: {message.removeprefix('grammar: ')}"
         param = field
     return Refusal(400, message, param=param)

@@ -142,7 +142,8 @@ class RunCheckpoints(AbstractContextManager):
         """Load parts of a checkpoint. Raises ValueError if it is damaged."""
         try:
             return self.checkpointer.load_checkpointables(step, parts)
-        except KeyError as error:  # Orbax finds no handler for what it cannot read
+        # what TensorStore cannot read, for which Orbax may also find no handler
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"checkpoint {self.checkpointer.directory}/{step} is damaged: remove it, and the "
                 "run continues from an earlier one"
@@ -151,10 +152,9 @@ class RunCheckpoints(AbstractContextManager):
     def read(self, step: int | None) -> Fields:
         """Read everything but the state."""
         saved = self.load(step, {REST: None})[REST]
-        arrays = saved["arrays"]
 
         def restore(value):
-            return np.asarray(arrays[value[ARRAY]]) if value.keys() == {ARRAY} else value
+            return np.asarray(saved["arrays"][value[ARRAY]]) if value.keys() == {ARRAY} else value
 
         return json.loads(saved["json"], object_hook=restore)
 
