@@ -140,7 +140,7 @@ def test_what_does_not_go_with_it_is_refused(address, engine):
     asked = {"prompt": "a", "suffix": "b", "max_tokens": 8}
     for more, message in (
         ({"preset": "fast"}, "must be 'none' where holes grow; growth='off' keeps their length"),
-        ({"steps": 4}, "num_steps=4: must be None where holes grow"),
+        ({"steps": 4}, "steps=4: must be None where holes grow"),
         ({"logprobs": 1}, "logprobs=1: not where holes grow"),
         ({"growth": "on", "suffix": None}, "growth='on': fills holes between texts"),
         (

@@ -18,7 +18,7 @@ from typing import Any
 from untrusted.inside import shim
 from untrusted.inside.channel import ChannelEndError, Fields
 from untrusted.inside.deferred import asyncio, mock, unittest
-from untrusted.inside.handles import CannotJudgeError, cannot_judge, is_theirs
+from untrusted.inside.handles import CannotJudgeError, TestSide, cannot_judge, is_theirs
 from untrusted.inside.peer import BorderError
 
 # The name of the test's file.
@@ -27,9 +27,9 @@ FILE = "test.py"
 Marks = list[Any]
 
 
-def make_fit(source: str):
+def make_fit():
     """Prepare the frameworks that a test mentions."""
-    if "unittest" in source:
+    if "unittest" in TestSide.source:
         importlib.import_module("unittest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
     shim.install_shim()
 
@@ -40,13 +40,11 @@ class Runner:
     Attributes:
         module: holds what the test defines, without objects of the program.
         kept: values of the fixtures of the file that are kept until its end.
-        source: the text of the file.
         passed: number of tests that have passed.
         xfailed: whether a test has failed that was expected to.
     """
 
-    def __init__(self, scope: Fields, defined: set[str], source: str):
-        self.source = source
+    def __init__(self, scope: Fields, defined: set[str]):
         own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.module = types.ModuleType("test")
         vars(self.module).update(own)
@@ -119,7 +117,7 @@ class Runner:
             except BaseException as error:  # a test may raise anything
                 expected = [mark.arguments for mark in case_marks if mark.name == "xfail"]
                 if not expected:
-                    raise failure_of(name, error, self.source) from None
+                    raise failure_of(name, error) from None
                 # a condition, `raises` or `strict`, beside a reason
                 if any(not isinstance(each, str) for arguments in expected for each in arguments):
                     shim.needs_pytest("the arguments of xfail")
@@ -157,7 +155,7 @@ class FixtureValues(dict[str, Any]):
         return value
 
 
-def line_of(error: BaseException, source: str) -> str:
+def line_of(error: BaseException) -> str:
     """Return the line of the test at which it failed; empty if it is unknown.
 
     Read from its text, which `linecache` does not have: objects of the library, such as a Logger, would
@@ -165,12 +163,12 @@ def line_of(error: BaseException, source: str) -> str:
     """
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == FILE]
-    return source.splitlines()[lines[-1] - 1].strip() if lines else ""
+    return TestSide.source.splitlines()[lines[-1] - 1].strip() if lines else ""
 
 
-def failure_of(name: str, error: BaseException, source: str) -> AssertionError:
+def failure_of(name: str, error: BaseException) -> AssertionError:
     """Return the error of a failed test, with the test's name and the reason in one line."""
-    text = " ".join(str(error).split()) or line_of(error, source)
+    text = " ".join(str(error).split()) or line_of(error)
     failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
     return failure.with_traceback(error.__traceback__)
 

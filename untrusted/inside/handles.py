@@ -63,12 +63,14 @@ class TestSide:
         reason: why the test cannot be judged; empty if it can.
         calls: number of calls and changes of attributes so far.
         names_class: whether the test has used a class of the program by its name.
+        source: the text of the test.
     """
 
     peer: Any = None
     reason = ""
     calls = 0
     names_class = False
+    source = ""
 
 
 def ask(operation: str, /, *arguments, **keywords):

@@ -34,14 +34,14 @@ REPEATED = {
 }
 
 
-def follow_test(source: str):
+def follow_test():
     """Prepare the library functions and modules that a test's text mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in (FORWARDED | REPEATED).items():
         for name in names.split():
-            if name in source and top_of(module) in sys.modules:
+            if name in TestSide.source and top_of(module) in sys.modules:
                 carry(module, name, everywhere=module in REPEATED)
-    if "mock" in source or "monkeypatch" in source:
+    if "mock" in TestSide.source or "monkeypatch" in TestSide.source:
         follow_mock(mock._patch)
 
 

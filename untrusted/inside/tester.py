@@ -92,12 +92,12 @@ class Tester(Peer):
     def __init__(self, channel: Channel, source: str, code: str):
         super().__init__(channel)
         TestSide.peer = self
+        TestSide.source = source.removeprefix("\ufeff")
         sys.argv = [PROGRAM_FILE]
         self.followed = {key: [getattr(*key), getattr(*key)] for key in FOLLOWED}
         self.outputs = []
         # The methods that may end a loop; if the test expects it, also `send`.
         self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
-        self.expects_cancel = "CancelledError" in source
         if "env" in source:
             self.share_environment()
         self.code = code
@@ -244,20 +244,16 @@ class Tester(Peer):
         except AssertionError:
             self.complaint = None
             raise
-        # Otherwise a program could end the test's `for` loop, and its checks, early, or be taken by a
-        # TaskGroup for a task that the test has cancelled.
-        except BaseException as error:
+        except BaseException as error:  # some classes of any kind would be misunderstood
+            # A program could end the test's `for` loop, and its checks, early, or be taken by a TaskGroup
+            # for a task that the test has cancelled.
             by_name = operation in ("special", "call method") and arguments[0] in self.steps
             is_end = isinstance(error, ENDS_LOOPS) and not by_name and operation != "run task"
-            if is_end or isinstance(error, self.cancelled()):
+            cancelled = getattr(sys.modules.get("asyncio"), "CancelledError", ())
+            if is_end or isinstance(error, cancelled):
                 raise RuntimeError(f"the program raised {type(error).__name__}") from error
             raise
         return result
-
-    def cancelled(self) -> Any:
-        """Return CancelledError; nothing if the test mentions it, or nobody has imported asyncio."""
-        asyncio = None if self.expects_cancel else sys.modules.get("asyncio")
-        return getattr(asyncio, "CancelledError", ())
 
     def forget(self):
         """Drop the original content of what the latest operation was meant to change."""
@@ -381,40 +377,40 @@ def is_own(kind) -> bool:
     return isinstance(kind, type) and kind.__module__ == "__main__" and not is_theirs(kind)
 
 
-def look_for_limits(tester: Tester, source: str, nodes: list[Any]):
+def look_for_limits(tester: Tester, nodes: list[Any]):
     """Raise if the border cannot support a test; record doubts if it does so only in part."""
-    if found := checks.REFUSED.search(source):
+    if found := checks.REFUSED.search(TestSide.source):
         raise cannot_judge(f"the test may run code of the program in its process: {found[0]:.60}")
     modules = {part for module, _ in checks.imports_of(nodes) for part in module.split(".")}
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
-    doubtful = checks.DOUBTFUL.findall(source)
+    doubtful = checks.DOUBTFUL.findall(TestSide.source)
     tester.doubts += [f"uses `{part}`, which the border carries only in part" for part in doubtful]
 
 
-def run_source(tester: Tester, source: str, *, changed: bool = False):
+def run_source(tester: Tester, *, changed: bool):
     """Run a test file, then the tests that it defines for a framework; raises if one fails.
 
     Args:
         changed: run it with changed assertions, which `tester` counts.
     """
-    tree = ast.parse(source, FILE)
+    tree = ast.parse(TestSide.source, FILE)
     # Waits until the program is loaded
     _ = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
     module = sys.modules["__main__"] = TestModule("__main__")
     # Never import a file that the program has written, even if the test adds its folder to
     # sys.path.
-    finder = ProgramFinder(TestModule("program"), source)
+    finder = ProgramFinder(TestModule("program"))
     sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
     scope |= {"__file__": FILE, checks.TESTER: tester, checks.HANDLES: handles}
     if changed:
         checks.change_assertions(checks.nodes_of(tree))
     nodes = checks.nodes_of(tree)
-    look_for_limits(tester, source, nodes)
+    look_for_limits(tester, nodes)
     # Repetitions and frameworks, then the program's names
-    patches.follow_test(source)
-    frameworks.make_fit(source)
+    patches.follow_test()
+    frameworks.make_fit()
     found, names = namespace(nodes)
     scope |= found
     # Run the file itself
@@ -431,7 +427,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False):
             raise
     # Tests for a framework, unless the file itself has called them
     if tests - called:
-        frameworks.Runner(scope, checks.names_of(nodes)[1], source).run(tests)
+        frameworks.Runner(scope, checks.names_of(nodes)[1]).run(tests)
     # HumanEval's tests define `check(candidate)`; the candidate is the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
@@ -453,9 +449,9 @@ def is_own_end(error: SystemExit) -> bool:
     return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
-def describe_failure(error: BaseException, source: str) -> Fields:
+def describe_failure(error: BaseException) -> Fields:
     """Describe an exception, with the line of the test at which it failed, if known."""
-    return describe_exception(error) | {"line": frameworks.line_of(error, source)}
+    return describe_exception(error) | {"line": frameworks.line_of(error)}
 
 
 def run(job: Fields, results: Channel, peer: int):
@@ -464,11 +460,11 @@ def run(job: Fields, results: Channel, peer: int):
     changed = job.get("changed", False)
     answer = {"ended": job["sentinel"]}
     try:
-        run_source(tester, job["test"].removeprefix("\ufeff"), changed=changed)
+        run_source(tester, changed=changed)
         # A test without an assertion that can be changed proves nothing.
         if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        answer = describe_failure(error, job["test"])
+        answer = describe_failure(error)
         TestSide.reason = tester.reason()
     results.send({"cannot": TestSide.reason} if TestSide.reason else answer)

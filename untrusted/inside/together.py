@@ -25,26 +25,26 @@ OPTIONS = """
 
 def run_in_one(job: Fields, results: Channel):
     """Run a program and its test, and report the outcome to the parent."""
-    source = job["test"]
+    TestSide.source = job["test"]
     try:
         scope = load_program(job["code"], job.get("prelude", ""), "program")
         # the test's own `if __name__ == "__main__":` runs
         scope["__name__"] = "__main__"
-        sys.meta_path.append(ProgramFinder(sys.modules["__main__"], source))
-        show_lines(FILE, source)
-        tree = ast.parse(source, FILE)
+        sys.meta_path.append(ProgramFinder(sys.modules["__main__"]))
+        show_lines(FILE, job["test"])
+        tree = ast.parse(job["test"], FILE)
         by_pytest = importlib.util.find_spec("pytest") is not None
-        frameworks.make_fit(source)
+        frameworks.make_fit()
         if by_pytest:
             del sys.modules["pytest"]
             importlib.import_module("pytest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
         exec(compile(tree, FILE, "exec"), scope)
         own = checks.names_of(checks.nodes_of(tree))[1] & scope.keys()
         if tests := checks.test_names(tree):
-            run_pytest(own) if by_pytest else frameworks.Runner(scope, own, source).run(tests)
+            run_pytest(own) if by_pytest else frameworks.Runner(scope, own).run(tests)
     except BaseException as error:  # whatever was raised, the test has not passed
         cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
-        results.send(describe_failure(error, source) | cannot)
+        results.send(describe_failure(error) | cannot)
     else:
         results.send({"ended": job["sentinel"]})
 
