@@ -15,6 +15,9 @@ from typing import Any
 
 # A JSON object: values by name.
 Fields = dict[str, Any]
+# Any number of texts; any number of integers.
+Texts = tuple[str, ...]
+Ints = tuple[int, ...]
 # Our names by those of the published code.
 Names = Mapping[str, str]
 

@@ -10,6 +10,7 @@ from math import inf, log
 import numpy as np
 from jaxtyping import Float, Int
 
+from jax_lm.config import Ints, Texts
 from jax_lm.models.shapes import SequenceMask, SequenceTokens
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -30,10 +31,10 @@ class Generation:
         stopped: whether stop tokens ended it; otherwise a hole was full.
     """
 
-    holes: tuple[str, ...]
-    token_ids: tuple[int, ...]
+    holes: Texts
+    token_ids: Ints
     confidence: tuple[float, ...]
-    commit_step: tuple[int, ...]
+    commit_step: Ints
     stopped: bool
 
     @property
@@ -138,8 +139,8 @@ class DenoisingEvent:
 
     row: int
     step: int
-    positions: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    positions: Ints
+    token_ids: Ints
     confidence: tuple[float, ...]
     text: str
     is_last: bool

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Texts
 
 AXES = ("data", "fsdp", "tensor")
 # Type of all axes: XLA derives the shardings that are not specified.
@@ -240,7 +240,7 @@ def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
     return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
-def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+def row_axes(rows: int, sizes: Mapping[str, int]) -> Texts | None:
     """Return the axes that split a batch of rows into the largest number of equal parts.
 
     Args:
@@ -284,7 +284,7 @@ def shard_rows(x: Array, mesh: AnyMesh | None, *others: str | None) -> Array:
     return x if mesh is None else constrain(x, mesh, *row_spec(len(x), mesh), *others)
 
 
-def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Leaf:
+def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | Texts | None) -> Leaf:
     """Constrain the sharding of all leaves of a tree inside a compiled function.
 
     Args:

@@ -665,7 +665,7 @@ def test_a_device_that_hangs_is_not_healthy(address, engine, monkeypatch):
         while (health := call(address, "GET", "/health"))[0] == 200:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert (health[0], health[2]) == (503, {"status": "the device hangs"})
+        assert (health[0], health[2]) == (503, {"status": "stopped, or the device hangs"})
     finally:
         release.set()
         asking.join(60)

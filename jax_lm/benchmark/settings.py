@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
+from jax_lm.config import Ints
 from jax_lm.options import require_above_zero, require_sizes
 
 # Default for the largest absolute difference of float32 hidden states and logits in `parity check`.
@@ -49,9 +50,9 @@ class Workload:
         repeats: timed calls per measurement; their median counts.
     """
 
-    batch_sizes: tuple[int, ...] = (1, 8)
-    new_tokens: tuple[int, ...] = (64, 256)
-    prompt_tokens: tuple[int, ...] = (64,)
+    batch_sizes: Ints = (1, 8)
+    new_tokens: Ints = (64, 256)
+    prompt_tokens: Ints = (64,)
     repeats: int = 3
 
     def __post_init__(self):
@@ -103,7 +104,7 @@ class ExperimentSettings:
     dtype: Literal["float32", "bfloat16", "int8"] | None = None
     recorded: Path | None = None
     new_tokens: int = 64
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    batch_sizes: Ints = (1, 2, 4, 8)
     largest_batch: int = 32
     tasks: int = 20
     repeats: int = 3

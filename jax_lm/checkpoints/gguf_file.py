@@ -27,7 +27,7 @@ from jax_lm.checkpoints.stored import (
     StoredTensors,
     is_kernel,
 )
-from jax_lm.config import DreamConfig, Fields, invert, pairs, translate
+from jax_lm.config import DreamConfig, Fields, Ints, invert, pairs, translate
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.tokenizer.files import write_json
@@ -72,7 +72,7 @@ INDEX = "gguf_tensors.json"
 
 
 def read_values(
-    path: Path, kind: gguf.GGMLQuantizationType, offset: int, shape: tuple[int, ...], heads: int
+    path: Path, kind: gguf.GGMLQuantizationType, offset: int, shape: Ints, heads: int
 ) -> np.ndarray:
     """Dequantize a tensor of a file to float32.
 

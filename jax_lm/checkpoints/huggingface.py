@@ -28,7 +28,7 @@ from jax_lm.checkpoints.stored import (
     group_by_size,
     save_tensors,
 )
-from jax_lm.config import Fields, pairs
+from jax_lm.config import Fields, Ints, pairs
 from jax_lm.host.files import atomic_write, write_json_whole
 from jax_lm.tokenizer.files import TokenizerError, read_optional, write_json
 
@@ -249,7 +249,7 @@ def headers(path: Path) -> Iterator[StoredTensor]:
         yield StoredTensor(path, name, shape, dtype, view)
 
 
-def map_values(path: Path, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
+def map_values(path: Path, dtype: np.dtype, start: int, shape: Ints) -> np.ndarray:
     """Map a tensor of a file into memory; its pages are released together with the array."""
     # An empty range cannot be mapped.
     if 0 in shape:

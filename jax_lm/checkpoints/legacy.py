@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, StoredTensors
-from jax_lm.config import pairs, translate
+from jax_lm.config import Texts, pairs, translate
 
 # Limits far above what a checkpoint needs, so that a hostile pickle can exhaust neither time nor
 # memory: pickle instructions, levels of nested dicts, and entries of these dicts.
@@ -231,7 +231,7 @@ def check_instructions(content):
             raise CheckpointError(f"puts memo entry {argument:,}")
 
 
-def leaves(tree, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+def leaves(tree, path: Path) -> Iterator[tuple[Texts, np.ndarray]]:
     """Yield the arrays of nested dicts, each with its path of keys.
 
     Raises:
@@ -259,7 +259,7 @@ def leaves(tree, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
         yield keys, value
 
 
-def checkpoint_name(keys: tuple[str, ...]) -> str:
+def checkpoint_name(keys: Texts) -> str:
     """Translate the path of a parameter in the old port to its published name."""
     # ("params", "DreamModel_0", "layers_7", "DreamMLP_0", "Dense_1", "kernel")
     # -> "model.layers.7.DreamMLP_0.Dense_1.weight" -> "model.layers.7.mlp.up_proj.weight"

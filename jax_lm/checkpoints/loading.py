@@ -29,7 +29,7 @@ from jax_lm.checkpoints.stored import (
     quantize,
     read_views,
 )
-from jax_lm.config import Names, translate
+from jax_lm.config import Ints, Names, translate
 
 # Called with the bytes read so far and the total number of bytes.
 Progress = Callable[[int, int], None]
@@ -80,7 +80,7 @@ class LoadSpec:
         allow_nonfinite: accept tensors that hold NaN or infinity.
     """
 
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, Ints]
     tied: Mapping[str, str] = field(default_factory=dict)
     dtype: DTypeLike | None = None
     quantization: str | None = None

@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.stored import CheckpointError, StoredTensors, save_tensors
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Ints, Texts
 from jax_lm.host.files import atomic_write, write_json_whole
 
 CONFIG = "adapter_config.json"
@@ -65,7 +65,7 @@ FIXED_FIELDS: dict[str, tuple] = {
 PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8}
 Value = TypeVar("Value")
 # Names of layers, or a regular expression for their paths.
-LayerNames = tuple[str, ...] | str
+LayerNames = Texts | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class LoraConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     exclude_modules: LayerNames = ()
-    layers_to_transform: tuple[int, ...] | None = None
+    layers_to_transform: Ints | None = None
     on_masks: bool = False
     root: str = "model."
 
@@ -300,7 +300,7 @@ def as_numbers(values, kind: Callable[[Any], Value]) -> dict[str, Value]:
     return {name: as_number(name, value, kind) for name, value in dict(values or {}).items()}
 
 
-def layer_numbers(value) -> tuple[int, ...] | None:
+def layer_numbers(value) -> Ints | None:
     """Convert layers_to_transform: a number, or a list of numbers of which an empty one is all."""
     numbers = [value] if isinstance(value, int) else value or []
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):

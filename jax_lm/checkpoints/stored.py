@@ -12,6 +12,8 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8, UInt8
 from safetensors.numpy import save_file
 
+from jax_lm.config import Ints
+
 # The link to the GGUF file in a folder that `gguf_file.as_folder` made.
 GGUF_LINK = "model.gguf"
 
@@ -47,7 +49,7 @@ class StoredTensor:
 
     path: Path
     name: str
-    shape: tuple[int, ...]
+    shape: Ints
     dtype: np.dtype
     view: Callable[[], np.ndarray] | None = None
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from jax_lm.config import Ints
 from jax_lm.models.shapes import HostMask, HostTokens
 
 # Rows that packing fills at the same time. More rows waste fewer tokens, but packing takes longer.
@@ -47,7 +48,7 @@ class Row:
             positions, and `ids` holds their targets.
     """
 
-    ids: tuple[int, ...]
+    ids: Ints
     canvas: tuple[bool, ...]
     open: bool = True
     drawn: Drawn | None = None

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Texts
 from jax_lm.data.columns import (
     BadRowError,
     Columns,
@@ -55,7 +55,7 @@ class BuiltinTask:
     prompt: str
     completion: str
     description: str
-    tests: tuple[str, ...]
+    tests: Texts
 
 
 def load_tasks(count: int, split: Split = "held-out", seed: int = 0) -> list[BuiltinTask]:

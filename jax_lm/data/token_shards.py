@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
+from jax_lm.config import Texts
 from jax_lm.data.batches import Indices, Row
 
 Kind = Literal["text", "conversations"]
@@ -55,7 +56,7 @@ class TokenShards:
     folder: Path
     kind: Kind
     dtype: np.dtype
-    names: tuple[str, ...]
+    names: Texts
     token_starts: Int[np.ndarray, "shards"]
     sample_starts: Int[np.ndarray, "shards"]
     digest: str

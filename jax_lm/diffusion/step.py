@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jax_lm.config import Texts
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import (
     Candidates,
@@ -219,7 +220,7 @@ class StepConfig:
     hooks: Hooks = NO_HOOKS
     variant: Variant = PLAIN
     copies: int = 1
-    axes: tuple[str, ...] = ()
+    axes: Texts = ()
 
 
 class Pass(NamedTuple):

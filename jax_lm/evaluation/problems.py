@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Texts
 from jax_lm.data.columns import BadRowError, has_form, require_encodable, row_fields
 from jax_lm.data.prompts import load_tasks
 from jax_lm.data.sources import JsonFiles
@@ -93,7 +93,7 @@ class Problem:
     canonical: str
     empty: str | None = None
     is_line: bool = False
-    stops: tuple[str, ...] = ()
+    stops: Texts = ()
     question: str = ""
     preamble: str = ""
     seconds: float = 5.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from threading import Event
 
+from jax_lm.config import Texts
 from jax_lm.grammar import Grammar
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
@@ -38,7 +39,7 @@ class Constraint:
     room: int
     before: str = ""
     after: str = ""
-    stops: tuple[str, ...] = ()
+    stops: Texts = ()
     known: TokenIds = field(default_factory=list, init=False)
     given_up: Event = field(default_factory=Event, init=False)
 

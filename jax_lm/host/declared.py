@@ -20,7 +20,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from jax_lm.config import Fields, pairs
+from jax_lm.config import Fields, Texts, pairs
 
 T = TypeVar("T")
 # Type of a field that may be given without its name.
@@ -104,7 +104,7 @@ class Option:
         return self.kinds == (bool,)
 
     @property
-    def choices(self) -> tuple[str, ...]:
+    def choices(self) -> Texts:
         return self.kinds[0] if isinstance(self.kinds[0], tuple) else ()
 
     @property

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int, Int8, Real, Shaped
 
 from jax_lm import sharding
 from jax_lm.checkpoints.stored import FP8, FP8_LIMIT
+from jax_lm.config import Ints
 from jax_lm.models.shapes import Tokens
 
 # The rows of all tokens, floating-point or int8.
@@ -178,12 +179,7 @@ def fp8_product(x: Float[Array, "*z m i"], weight: Float[Array, "o i"]) -> Float
 
 
 def contract(
-    a: Array,
-    b: Array,
-    a_axes: tuple[int, ...],
-    b_axes: tuple[int, ...],
-    batch: int,
-    dtype: DTypeLike = jnp.float32,
+    a: Array, b: Array, a_axes: Ints, b_axes: Ints, batch: int, dtype: DTypeLike = jnp.float32
 ) -> Array:
     """Contract the given axes in float32, batched over the first `batch` axes."""
     axes = tuple(range(batch))

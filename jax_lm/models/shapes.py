@@ -6,7 +6,9 @@ Letters of shapes: b batch, t position, r row of the window that a step decides,
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-Shape = tuple[int, ...]
+from jax_lm.config import Ints
+
+Shape = Ints
 
 Tokens = Int[Array, "b t"]
 Mask = Bool[Array, "b t"]
@@ -44,4 +46,4 @@ SequenceTokens = Int[np.ndarray, "t"]
 SequenceMask = Bool[np.ndarray, "t"]
 HostLogits = Float[np.ndarray, "v"]
 # Ids of the tokens that end a text.
-StopIds = tuple[int, ...]
+StopIds = Ints

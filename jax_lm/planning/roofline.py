@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from jax_lm.config import Ints
 from jax_lm.host.memory import host_memory
 from jax_lm.host.precision import require_fp8
 
@@ -111,7 +112,7 @@ class Topology:
     """Chips of one kind, and the shape in which they are connected."""
 
     family: str
-    shape: tuple[int, ...]
+    shape: Ints
 
     @classmethod
     def parse(cls, text: str) -> "Topology":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 
+from jax_lm.config import Ints, Texts
 from jax_lm.reports.rendering import render
 from jax_lm.results import Generation
 
@@ -66,8 +67,8 @@ class Replay:
     """
 
     prompt: str
-    pieces: tuple[str, ...]
-    commit_step: tuple[int, ...]
+    pieces: Texts
+    commit_step: Ints
     confidence: tuple[float, ...]
     temperature: float
 

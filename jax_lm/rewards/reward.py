@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from jax_lm.config import Texts
 from jax_lm.tokenizer import Message
 
 # A prompt or a completion: its text, or chat messages.
@@ -48,9 +49,9 @@ class Reward(ABC):
     """
 
     name: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[Texts] = ()
     """Required columns."""
-    reads: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[Texts] = ()
     """Optional columns."""
 
     @abstractmethod

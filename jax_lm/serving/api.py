@@ -445,9 +445,8 @@ class Server:
 
     async def health(self) -> Response:
         """Answer 200 while the engine lives and the device does not hang."""
-        problem = "the device hangs" if self.engine.hangs else ""
-        problem = "stopped" if self.engine.stopped.is_set() else problem
-        return status_response(not problem, "ok", problem)
+        is_good = not (self.engine.stopped.is_set() or self.engine.hangs)
+        return status_response(is_good, "ok", "stopped, or the device hangs")
 
     async def ready(self) -> Response:
         """Answer 200 after warm-up and until shutdown."""

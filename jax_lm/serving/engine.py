@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from threading import Event
 
+from jax_lm.config import Texts
 from jax_lm.diffusion.left_to_right import require_drafts
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import (
@@ -70,7 +71,7 @@ class EngineOptions:
     draft: int = 0
     timeout: float = 120.0
     preset: str = "exact"
-    warm_up: tuple[str, ...] = ("1", str(CONTEXTS[0]))
+    warm_up: Texts = ("1", str(CONTEXTS[0]))
 
     def __post_init__(self):
         require_sizes(self, "slots", "queue", "context", "max_tokens", "default_tokens")

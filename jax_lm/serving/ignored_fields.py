@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Texts
 
-FieldNames = tuple[str, ...]
 Neutral = dict[str, list[Any]]
 
 
@@ -66,12 +65,12 @@ class Part(BaseModel):
     """
 
     neutral: ClassVar[Neutral] = {}
-    unread: ClassVar[FieldNames] = ()
-    reported: ClassVar[FieldNames] = ()
+    unread: ClassVar[Texts] = ()
+    reported: ClassVar[Texts] = ()
     """Fields of `neutral` that are ignored with any value."""
-    nullable: ClassVar[FieldNames] = ()
+    nullable: ClassVar[Texts] = ()
     """Fields in which null is a value."""
-    other_names: ClassVar[FieldNames] = ()
+    other_names: ClassVar[Texts] = ()
     """Further names of fields."""
 
     @staticmethod

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Ints, Texts
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
@@ -50,13 +50,13 @@ class Request:
             None reports none.
     """
 
-    before: tuple[int, ...]
-    after: tuple[int, ...] = ()
+    before: Ints
+    after: Ints = ()
     is_gap: bool = False
     is_message: bool = False
     adapter: str = ""
     options: GenerationOptions
-    stop: tuple[str, ...] = ()
+    stop: Texts = ()
     seed: int = 0
     index: int = 0
     logprobs: int | None = None
@@ -296,7 +296,7 @@ def spelling(tokenizer: DiffuCoderTokenizer, token: int) -> Fields:
     return {"text": tokenizer.decode([token]), "content": tokenizer.token_bytes(token)}
 
 
-def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
+def without_stop_beginning(text: str, stops: Texts) -> str:
     """Remove the end of a text if it may be the beginning of a stop text."""
     # "ab\n" -> "ab" if "\n\n" is a stop text
     for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):

@@ -18,7 +18,7 @@ from time import monotonic
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Texts
 from jax_lm.serving.errors import Refusal
 from jax_lm.serving.ignored_fields import IGNORED, Ignored
 from jax_lm.serving.metrics import Metrics
@@ -77,8 +77,8 @@ class RequestLimits:
         is_lenient: ignore unknown fields, and list them in a header of the answer.
     """
 
-    keys: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = LOOPBACK
+    keys: Texts = ()
+    hosts: Texts = LOOPBACK
     body_bytes: int = 2**20
     body_seconds: float = 20.0
     requests: int = 256
@@ -139,7 +139,7 @@ class Key:
             )
 
 
-def read_keys(path: Path) -> tuple[str, ...]:
+def read_keys(path: Path) -> Texts:
     """Read the lines of a key file.
 
     Raises:

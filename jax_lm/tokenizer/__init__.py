@@ -22,7 +22,7 @@ from jaxtyping import Int
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from jax_lm.config import FAMILIES, DreamConfig
+from jax_lm.config import FAMILIES, DreamConfig, Ints
 from jax_lm.tokenizer.byte_level import BYTES_OF_LETTERS, add_in_order, byte_level_bpe
 from jax_lm.tokenizer.files import (
     ADDED_TOKENS,
@@ -220,7 +220,7 @@ class DiffuCoderTokenizer:
         return self.known_ids((DIFFUSION_PAD, self.special.pad or end, end))[0]
 
     @property
-    def stop_ids(self) -> tuple[int, ...]:
+    def stop_ids(self) -> Ints:
         """The ids that end an answer, of the tokens that this tokenizer has."""
         # A dict keeps the order, and each token once.
         stops = dict.fromkeys((*STOP_TOKENS, self.special.end, *self.special.stops))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from jax_lm.config import FAMILIES, Fields
+from jax_lm.config import FAMILIES, Fields, Texts
 
 MASK = "<|mask|>"
 END_OF_TEXT = "<|endoftext|>"
@@ -41,7 +41,7 @@ class SpecialTokens:
     end: str = END_OF_TEXT
     pad: str | None = None
     begin: str | None = None
-    stops: tuple[str, ...] = ()
+    stops: Texts = ()
 
 
 def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Texts
 from jax_lm.options import (
     require,
     require_above_zero,
@@ -147,7 +147,7 @@ class TrainerConfig:
     load_best_model_at_end: bool | None = None
     early_stopping_patience: int | None = None
     resume: str = "auto"
-    track: tuple[str, ...] = ()
+    track: Texts = ()
     profile: str | None = None
 
     def __post_init__(self):

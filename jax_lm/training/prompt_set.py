@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Shaped
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Ints
 from jax_lm.rewards.reward import Chat
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -32,7 +32,7 @@ class Prompt:
     """
 
     content: Chat
-    ids: tuple[int, ...]
+    ids: Ints
     columns: Fields
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jax_lm.cli.arguments.engine import EngineArguments
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Ints
 from jax_lm.host.declared import Positional
 from jax_lm.options import (
     GenerationOptions,
@@ -139,7 +139,7 @@ class Evaluate:
     engine: EngineArguments
     limit: int | None = None
     n: int = 1
-    k: tuple[int, ...] = (1,)
+    k: Ints = (1,)
     batch_size: int = 25
     generation: GenerationOptions
     middle_length: int | Literal["auto", "oracle"] | None = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from jax_lm.config import Texts
 from jax_lm.host.declared import Positional
 from jax_lm.options import require_at_most_one
 
@@ -70,7 +71,7 @@ class SandboxRun:
     input: Path | None = None
     expected: Path | None = None
     comparison: Literal["tolerant", "exact"] = "tolerant"
-    packages: tuple[str, ...] = ("numpy",)
+    packages: Texts = ("numpy",)
     same_process: bool = False
     canary: bool = True
     timeout: float = 5.0
@@ -111,6 +112,6 @@ class SandboxServe:
     port: int = 8700
     workers: int | None = None
     queue: int = 256
-    packages: tuple[str, ...] = ("numpy",)
+    packages: Texts = ("numpy",)
     executor: ExecutorName = "auto"
     allow_unsafe_exec: bool = False

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jax_lm.cli.arguments.engine import EngineArguments
+from jax_lm.config import Texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,14 @@ class Serve:
     FIRST = "model host port api_key_file dtype slots context max_tokens timeout name"
 
     engine: EngineArguments
-    adapters: tuple[str, ...] = ()
+    adapters: Texts = ()
     replicas: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
     name: str | None = None
     api_key_file: Path | None = None
     allow_no_key: bool = False
-    allow_host: tuple[str, ...] = ()
+    allow_host: Texts = ()
     preset: str | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -92,7 +93,7 @@ class Serve:
     default_tokens: int = 128
     timeout: float = 120.0
     draft: int = 0
-    warm_up: tuple[str, ...] = ()
+    warm_up: Texts = ()
     grace: float = 30.0
     connections: int | None = None
     keep_alive: int = 10

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from jax_lm.cli.arguments.data import ConversationColumns, DatasetPart, PromptColumns, TextColumn
 from jax_lm.cli.arguments.hosts import Hosts
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Texts
 from jax_lm.data.columns import ConversationForm
 from jax_lm.options import require_sizes
 from jax_lm.training.config import AdaptConfig, SftConfig
@@ -44,7 +44,7 @@ class ModelArguments:
     adapter: str | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
-    lora_targets: tuple[str, ...] | None = None
+    lora_targets: Texts | None = None
     lora_on_masks: bool = False
     quantize: Literal["int8"] | None = None
     save_dtype: SavedDtype = "float32"
