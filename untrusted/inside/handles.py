@@ -332,6 +332,14 @@ def special(name: str) -> Function:
     return method
 
 
+def decided(name: str, one, other):
+    """Have the program compare two of its objects, if a test that names no class can trust a yes."""
+    answer = ask("special", name, one, other)
+    if answer and name != "__ne__" and not (TestSide.names_class or one is other):
+        raise cannot_judge("objects of the program decide whether they are equal or in order")
+    return answer
+
+
 def comparison(name: str) -> Function:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
@@ -343,12 +351,7 @@ def comparison(name: str) -> Function:
             return OPERATORS[name](content, other)
         # two objects of the program
         if is_theirs(other):
-            answer = ask("special", name, self, other)
-            if answer and not is_open and name != "__ne__":
-                raise cannot_judge(
-                    "objects of the program decide whether they are equal or in order"
-                )
-            return answer
+            return decided(name, self, other)
         # The test has created this object, so plain Python would let it decide. "Not equal" is the
         # only answer that can be trusted.
         if is_plain_data(other) and is_made(self):
@@ -548,7 +551,7 @@ class Error(BaseException):
         return ask("special", "__str__", self)
 
     def __eq__(self, other):
-        return ask("special", "__eq__", self, other) if is_theirs(other) else NotImplemented
+        return decided("__eq__", self, other) if is_theirs(other) else NotImplemented
 
     __hash__ = BaseException.__hash__
 

@@ -320,10 +320,11 @@ class Tester(Peer):
         if name in self.imported:
             return self.imported[name]
         value = self.do("get", self.main, name)
+        # A name in CapWords is a class, other names are not: `class f` may stand for a function.
+        is_named = name[:1].isupper() and "_" not in name
+        TestSide.names_class |= is_named and isinstance(value, type)
         if isinstance(value, Handle):
-            # A name in CapWords is a class.
-            facts_of(value)["named"] = name[:1].isupper() and "_" not in name
-            TestSide.names_class |= facts_of(value)["kind"] == "type"
+            facts_of(value)["named"] = is_named
         return value
 
     def reason(self) -> str:
