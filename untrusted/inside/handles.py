@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from untrusted.inside import operations, wire
@@ -254,7 +255,11 @@ class Handle:
         if facts_of(self).get("tainted") and not is_made(self):
             raise no_verdict(self, "a loop over the result of an operator")
         result = unless_tainted(self, ask("special", "__iter__", self))
-        return result if result is self else yield_items(self, result)
+        if result is not self:
+            return yield_items(self, result)
+        # Its own iterator: counted if the test was told a length
+        is_counted = "length" in facts_of(self) and not is_made(self)
+        return yield_items(self, iter(partial(next, self), NOTHING)) if is_counted else self
 
     def __await__(self):
         return drive([self]).__await__()
