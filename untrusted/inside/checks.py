@@ -221,7 +221,7 @@ def makes_new(expression) -> bool:
     # [1, 2, 3][::-1]
     if isinstance(expression, ast.Subscript):
         return isinstance(expression.slice, ast.Slice) or makes_new(expression.value)
-    return not isinstance(expression, (*CHANGEABLE, type(None)))
+    return not isinstance(expression, CHANGEABLE)
 
 
 class TestPreparation:
@@ -365,7 +365,7 @@ class TestPreparation:
             field = "" if is_check else FIELDS.get(type(node), "")
             value = getattr(node, field, None)
             # Of variables, only what makes a new object.
-            is_made = makes_new(value) and self.only_reads(nodes_of(value))
+            is_made = value and makes_new(value) and self.only_reads(nodes_of(value))
             if value and (is_made or not isinstance(node, ASSIGNMENTS)):
                 setattr(node, field, self.as_written(value))
 

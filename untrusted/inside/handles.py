@@ -16,7 +16,6 @@ import types
 from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 from untrusted.inside import operations, wire
@@ -259,7 +258,8 @@ class Handle:
             return yield_items(self, result)
         # Its own iterator: counted if the test was told a length
         is_counted = "length" in facts_of(self) and not is_made(self)
-        return yield_items(self, iter(partial(next, self), NOTHING)) if is_counted else self
+        steps = functools.partial(OPERATORS["__next__"], self)
+        return yield_items(self, iter(steps, NOTHING)) if is_counted else self
 
     def __await__(self):
         return drive([self]).__await__()

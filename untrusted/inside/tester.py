@@ -247,7 +247,7 @@ class Tester(Peer):
             raise
         # Otherwise a program could end the test's `for` loop, and its checks, early, or be taken by a
         # TaskGroup for a task that the test has cancelled.
-        except BaseException as error:
+        except BaseException as error:  # these are no Exceptions
             by_name = operation in ("special", "call method") and arguments[0] in self.steps
             is_end = isinstance(error, ENDS_LOOPS) and not by_name and operation != "run task"
             if is_end or isinstance(error, self.cancelled()):
