@@ -19,10 +19,6 @@ def start_command() -> NoReturn:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
-    # Arguments, paths and texts are UTF-8 whatever the locale is, here and in processes of workers.
-    if sys.getfilesystemencoding() != "utf-8":
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "jax_lm", *sys.argv[1:]])
     interruption.watch_interrupts()
     # Imported after that, because it takes a tenth of a second or more.
     from jax_lm.cli.main import entry

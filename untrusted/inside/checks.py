@@ -189,11 +189,12 @@ READING = re.compile(
     "abs|all|any|dict|enumerate|frozenset|len|list|max|min|range|reversed|round|set|sorted|str|sum|tuple|zip"
     "|Counter|copy|count|deepcopy|fmean|fsum|index|items|join|keys|mean|median|mode|prod|split|values"
 )
+# Expressions whose value is not new, may hold what is not, or is read later.
+CHANGEABLE = ast.Name, ast.Attribute, ast.List, ast.Dict, ast.GeneratorExp, ast.Lambda
 ASSIGNMENTS = ast.Assign, ast.AnnAssign, ast.NamedExpr
 # By statement, the expression on which it depends how often what is executed.
-FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test"} | dict.fromkeys(
-    ASSIGNMENTS, "value"
-)
+FIELDS = {ast.For: "iter", ast.comprehension: "iter", ast.While: "test", ast.If: "test"}
+FIELDS |= dict.fromkeys(ASSIGNMENTS, "value")
 # Methods that put their arguments into a container.
 FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
 
@@ -220,7 +221,7 @@ def makes_new(expression) -> bool:
     # [1, 2, 3][::-1]
     if isinstance(expression, ast.Subscript):
         return isinstance(expression.slice, ast.Slice) or makes_new(expression.value)
-    return not isinstance(expression, ast.Name | ast.Attribute | ast.List | ast.Dict | None)
+    return not isinstance(expression, CHANGEABLE)
 
 
 class TestPreparation:
@@ -361,10 +362,12 @@ class TestPreparation:
         bodies = [s for node in self.nodes if isinstance(node, ast.ClassDef) for s in node.body]
         in_classes = {*nodes_of(*(s for s in bodies if not isinstance(s, FUNCTIONS)))}
         for node in [node for node in self.nodes if node not in in_classes]:
-            field = FIELDS.get(type(node), "")
-            value: Any = getattr(node, field, None)
+            # if data != [1]: raise ... is a check of changed data
+            is_check = isinstance(node, ast.If) and complains(node)
+            field = "" if is_check else FIELDS.get(type(node), "")
+            value = getattr(node, field, None)
             # Of variables, only what makes a new object.
-            is_made = makes_new(value) and self.only_reads(nodes_of(value))
+            is_made = value and makes_new(value) and self.only_reads(nodes_of(value))
             if value and (is_made or not isinstance(node, ASSIGNMENTS)):
                 setattr(node, field, self.as_written(value))
 

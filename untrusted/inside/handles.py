@@ -256,7 +256,12 @@ class Handle:
         if facts_of(self).get("tainted") and not is_made(self):
             raise no_verdict(self, "a loop over the result of an operator")
         result = unless_tainted(self, ask("special", "__iter__", self))
-        return result if result is self else yield_items(self, result)
+        if result is not self:
+            return yield_items(self, result)
+        # Its own iterator: counted if the test was told a length
+        is_counted = "length" in facts_of(self) and not is_made(self)
+        steps = functools.partial(OPERATORS["__next__"], self)
+        return yield_items(self, iter(steps, NOTHING)) if is_counted else self
 
     def __await__(self):
         return drive([self]).__await__()
@@ -334,6 +339,14 @@ def special(name: str) -> Function:
     return method
 
 
+def decided(name: str, one, other):
+    """Have the program compare two of its objects, if a test that names no class can trust a yes."""
+    answer = ask("special", name, one, other)
+    if answer and name != "__ne__" and not (TestSide.names_class or one is other):
+        raise cannot_judge("objects of the program decide whether they are equal or in order")
+    return answer
+
+
 def comparison(name: str) -> Function:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
@@ -345,12 +358,7 @@ def comparison(name: str) -> Function:
             return OPERATORS[name](content, other)
         # two objects of the program
         if is_theirs(other):
-            answer = ask("special", name, self, other)
-            if answer and not is_open and name != "__ne__":
-                raise cannot_judge(
-                    "objects of the program decide whether they are equal or in order"
-                )
-            return answer
+            return decided(name, self, other)
         # The test has created this object, so plain Python would let it decide. "Not equal" is the
         # only answer that can be trusted.
         if is_plain_data(other) and is_made(self):
@@ -551,7 +559,7 @@ class Error(BaseException):
         return ask("special", "__str__", self)
 
     def __eq__(self, other):
-        return ask("special", "__eq__", self, other) if is_theirs(other) else NotImplemented
+        return decided("__eq__", self, other) if is_theirs(other) else NotImplemented
 
     __hash__ = BaseException.__hash__
 

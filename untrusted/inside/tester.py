@@ -244,9 +244,9 @@ class Tester(Peer):
         except AssertionError:
             self.complaint = None
             raise
-        except BaseException as error:  # some classes of any kind would be misunderstood
-            # A program could end the test's `for` loop, and its checks, early, or be taken by a TaskGroup
-            # for a task that the test has cancelled.
+        # Otherwise a program could end the test's `for` loop, and its checks, early, or be taken by a
+        # TaskGroup for a task that the test has cancelled.
+        except BaseException as error:  # these are no Exceptions
             by_name = operation in ("special", "call method") and arguments[0] in self.steps
             is_end = isinstance(error, ENDS_LOOPS) and not by_name and operation != "run task"
             cancelled = getattr(sys.modules.get("asyncio"), "CancelledError", ())
@@ -315,10 +315,11 @@ class Tester(Peer):
         if name in self.imported:
             return self.imported[name]
         value = self.do("get", self.main, name)
+        # A name in CapWords is a class, other names are not: `class f` may stand for a function.
+        is_named = name[:1].isupper() and "_" not in name
+        TestSide.names_class |= is_named and isinstance(value, type)
         if isinstance(value, Handle):
-            # A name in CapWords is a class.
-            facts_of(value)["named"] = name[:1].isupper() and "_" not in name
-            TestSide.names_class |= facts_of(value)["kind"] == "type"
+            facts_of(value)["named"] = is_named
         return value
 
     def reason(self) -> str:
