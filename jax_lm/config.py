@@ -15,9 +15,10 @@ from typing import Any
 
 # A JSON object: values by name.
 Fields = dict[str, Any]
-# Any number of texts; any number of integers.
+# Any number of texts, integers, floats.
 Texts = tuple[str, ...]
 Ints = tuple[int, ...]
+Floats = tuple[float, ...]
 # Our names by those of the published code.
 Names = Mapping[str, str]
 

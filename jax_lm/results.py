@@ -10,7 +10,7 @@ from math import inf, log
 import numpy as np
 from jaxtyping import Float, Int
 
-from jax_lm.config import Ints, Texts
+from jax_lm.config import Floats, Ints, Texts
 from jax_lm.models.shapes import SequenceMask, SequenceTokens
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -33,7 +33,7 @@ class Generation:
 
     holes: Texts
     token_ids: Ints
-    confidence: tuple[float, ...]
+    confidence: Floats
     commit_step: Ints
     stopped: bool
 
@@ -141,7 +141,7 @@ class DenoisingEvent:
     step: int
     positions: Ints
     token_ids: Ints
-    confidence: tuple[float, ...]
+    confidence: Floats
     text: str
     is_last: bool
 

@@ -58,18 +58,6 @@ def test_a_closed_stream_is_an_empty_one(closed, prompt, status, said):
     assert (done.stdout + done.stderr).startswith(said)
 
 
-def test_texts_and_paths_are_utf_8_in_every_locale(tmp_path):
-    (tmp_path / "ü ☃.jsonl").write_text('{"text": "x = é☃"}\n', encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "jax_lm", "data", "show", "--kind", "text", "--mask-ratio", "0", "ü ☃.jsonl"],
-        cwd=tmp_path, capture_output=True, encoding="utf-8",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "LC_ALL": "C"}
-        | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "é☃" in done.stdout
-
-
 def test_generate_says_what_the_built_in_model_does_not_know(capsys):
     status, out, err = run(capsys, "generate", "def dijkstra(graph, source):", *QUICK)
     assert status == 0

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Floats
 from jax_lm.data.columns import BadRowError, has_form
 from jax_lm.data.conversations import convert_lines
 from jax_lm.data.sources import open_source
@@ -49,7 +49,7 @@ class AceCodeProblem:
     """
 
     fields: Fields
-    rates: tuple[float, ...]
+    rates: Floats
     best: str
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jax_lm.config import Ints
+from jax_lm.config import Floats, Ints
 from jax_lm.models.shapes import HostMask, HostTokens
 
 # Rows that packing fills at the same time. More rows waste fewer tokens, but packing takes longer.
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
     """
 
     level: float
-    shares: tuple[float, ...]
+    shares: Floats
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 
-from jax_lm.config import Ints, Texts
+from jax_lm.config import Floats, Ints, Texts
 from jax_lm.reports.rendering import render
 from jax_lm.results import Generation
 
@@ -69,7 +69,7 @@ class Replay:
     prompt: str
     pieces: Texts
     commit_step: Ints
-    confidence: tuple[float, ...]
+    confidence: Floats
     temperature: float
 
     @classmethod

@@ -445,8 +445,7 @@ class Server:
 
     async def health(self) -> Response:
         """Answer 200 while the engine lives and the device does not hang."""
-        is_good = not (self.engine.stopped.is_set() or self.engine.hangs)
-        return status_response(is_good, "ok", "stopped, or the device hangs")
+        return status_response(self.engine.is_alive, "ok", "stopped, or the device hangs")
 
     async def ready(self) -> Response:
         """Answer 200 after warm-up and until shutdown."""

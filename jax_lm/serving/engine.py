@@ -236,10 +236,10 @@ class Engine:
         return self.ready.is_set() and self.queue.closes_at is None
 
     @property
-    def hangs(self) -> bool:
-        """Whether a request is so far beyond its deadline that a call of the device must hang."""
-        latest = time.monotonic() - HANGS_AFTER
-        return any(job.deadline < latest for job in self.queue.jobs)
+    def is_alive(self) -> bool:
+        """Whether the engine runs, and no request is so far beyond its deadline that a call must hang."""
+        hangs = any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
+        return not (hangs or self.stopped.is_set())
 
     @property
     def waits_for(self) -> str | None:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from jax_lm.config import Texts
+from jax_lm.config import Floats, Texts
 from jax_lm.options import (
     P2,
     PIPELINE_SETTINGS,
@@ -202,7 +202,7 @@ class GRPOConfig:
     held_out_prompts: int = 0
     generation_batch_size: int | None = None
     reward_funcs: Texts = ("code", "code_format")
-    reward_weights: tuple[float, ...] = (2.0, 0.5)
+    reward_weights: Floats = (2.0, 0.5)
     dynamic_sampling: int = 0
     shuffle_rewards: bool = False
     baseline: str = "leave_one_out"

@@ -210,8 +210,10 @@ class Tester(Peer):
             # The program can write into the test's streams, and read nothing from them.
             or (is_output and name not in WRITING)
             # Set only data attributes of instances of the test's own classes.
-            or (operation == "set" and not is_own(kinds[0]))
-            or (operation == "set" and callable(getattr(kinds[0], name, None)))
+            or (
+                operation == "set"
+                and (not is_own(kinds[0]) or callable(getattr(kinds[0], name, None)))
+            )
         )
 
     # What both ends share
@@ -384,8 +386,8 @@ def look_for_limits(tester: Tester, nodes: list[Any]):
         raise cannot_judge(f"the test may run code of the program in its process: {found[0]:.60}")
     modules = {part for module, _ in checks.imports_of(nodes) for part in module.split(".")}
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
-    doubtful = checks.DOUBTFUL.findall(TestSide.source)
-    tester.doubts += [f"uses `{part}`, which the border carries only in part" for part in doubtful]
+    for part in checks.DOUBTFUL.findall(TestSide.source):
+        tester.doubts.append(f"uses `{part}`, which the border carries only in part")
 
 
 def run_source(tester: Tester, *, changed: bool):

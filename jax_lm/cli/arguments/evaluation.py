@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jax_lm.cli.arguments.engine import EngineArguments
-from jax_lm.config import Fields, Ints
+from jax_lm.config import Fields, Floats, Ints
 from jax_lm.host.declared import Positional
 from jax_lm.options import (
     GenerationOptions,
@@ -62,7 +62,7 @@ class Analyze:
     engine: EngineArguments
     limit: int = 8
     n: int = 2
-    temperatures: tuple[float, ...] = (0.0, 0.5, 1.0)
+    temperatures: Floats = (0.0, 0.5, 1.0)
     generation: GenerationOptions = ONE_PER_STEP
     seed: int = 0
     executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
