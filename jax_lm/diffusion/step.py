@@ -2,9 +2,8 @@
 
 The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are
 independent of each other:
-
 - a block limits which columns a step may commit;
-- a cache limits which rows a step recomputes, and a refresh is a step that recomputes all of them.
+- a cache limits which rows a step recomputes; a refresh recomputes all of them.
 
 `step` is plain denoising. A decoding method that does something else is a `Variant` in a file of
 its own; this file names none of them.
