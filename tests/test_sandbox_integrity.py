@@ -624,7 +624,7 @@ CARRIED_IN_PART = {
     "a pickle": "import pickle\nassert pickle.loads(pickle.dumps([1])) == [1] and Base().go() == 1",
     "a class of the test, as a class": "class Mine: pass\nassert is_a(Mine(), Mine)",
     "an object of a package": (
-        "from packaging.version import Version\nassert isinstance(version(), Version)"
+        "from packaging.version import Version\nassert version() == Version('1')"
     ),
     "an object of a package, handed over": (
         "from packaging.version import Version\nassert version(Version('1')).__class__ is Version"
@@ -649,6 +649,21 @@ CARRIED_IN_PART = {
     ),
     "a coroutine that the program awaits": "import asyncio\nasync def g(): return 2\nassert asyncio.run(later(g)) == 3",
 }
+
+
+def test_a_class_of_a_package_is_asked_of_the_program():
+    code = "from packaging.version import Version\ndef version(): return Version('1')\ndef text(): return '1'"
+    tests = [
+        f"import unittest\nfrom packaging.version import Version\n{test}"
+        for test in (
+            "assert isinstance(version(), Version) and isinstance(version(), (dict, Version))",
+            "class Case(unittest.TestCase):\n    def test(self): self.assertIsInstance(version(), Version)",
+            "assert isinstance(text(), Version)",
+            "assert isinstance(version(), dict | str)",
+        )
+    ]
+    result = run(code, tests, executor=tier(), allow_unsafe=True)
+    assert [end.outcome for end in result.tests] == ["passed", "passed", "failed", "cannot_judge"]
 
 
 @pytest.mark.parametrize("name", CARRIED_IN_PART)

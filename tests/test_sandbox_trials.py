@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ UNJUDGED = {
     "kodcode": 3,
     "library": 1,
     "readers": 2,
+    "pandas": 2,
     "cheats outsider": 2,
     "cheats border": 2,
     "cheats values": 1,
@@ -73,9 +75,23 @@ class Trial:
 
 BY_THE_PROGRAM = re.compile(
     "data that the program has changed|the program's \\w+ is (Assertion|Base)?(Error|Exception)"
-    "|objects? of the program decides? (is|whether)|an empty array|suppressing an exception"
+    "|objects? of the program decides? (is|whether)|an empty array|suppressing an exception|uses pandas"
 )
 """Reasons that depend on the program (docs/sandbox.md, "What cannot be judged")."""
+
+
+PANDAS = tuple(filter(find_spec, ("numpy", "pandas", "dateutil", "six", "pytz")))
+"""What `packages = ["pandas"]` means: pandas and what it imports. Without pandas, such pairs and tasks are left out."""
+
+
+def read_packages(table):
+    packages = tuple(table.get("packages", ()))
+    return PANDAS if packages == ("pandas",) else packages
+
+
+def read_tables(path, kind):
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))[kind]
+    return [t for t in tables if find_spec("pandas") or "pandas" not in t.get("packages", ())]
 
 
 def read_tests(texts):
@@ -84,15 +100,15 @@ def read_tests(texts):
 
 
 def read_honest(path):
-    for pair in tomllib.loads(path.read_text(encoding="utf-8"))["pair"]:
+    for pair in read_tables(path, "pair"):
         program = Program(pair["program"], read_tests(pair["tests"]), PATIENT)
-        packages, owner = tuple(pair.get("packages", ())), pair.get("owner", False)
+        packages, owner = read_packages(pair), pair.get("owner", False)
         yield Trial(pair["name"], pair["class"], program, packages, 1.0, 1.0, owner)
 
 
 def read_cheats(path):
-    for task in tomllib.loads(path.read_text(encoding="utf-8"))["task"]:
-        tests, packages = read_tests(task["tests"]), tuple(task.get("packages", ()))
+    for task in read_tables(path, "task"):
+        tests, packages = read_tests(task["tests"]), read_packages(task)
         yield Trial(
             f"solution of {task['name']}",
             "solution",

@@ -421,11 +421,16 @@ class TestPreparation:
                 setattr(node, part, [*self.count(statements)])
 
 
+# Builtin functions by their number of arguments, with the functions of `handles` that take their place.
+ASKING = {"type": (1, "type_of"), "callable": (1, "is_callable"), "isinstance": (2, "is_instance")}
+
+
 def ask_for_classes(node):
     """Replace operations that Python would apply to the handle instead of the program's object.
 
     type(x), x.__class__ -> __handles__.type_of(x)
     callable(x) -> __handles__.is_callable(x)
+    isinstance(x, Axes) -> __handles__.is_instance(x, Axes)
     x.f(1) -> __handles__.method_call(x, "f", 1): one message, not two
     """
     if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
@@ -437,8 +442,8 @@ def ask_for_classes(node):
     if not isinstance(node, ast.Call):
         return
     match node.func:
-        case ast.Name(id="type" | "callable" as name) if len(node.args) == 1:
-            node.func = member(HANDLES, "type_of" if name == "type" else "is_callable")
+        case ast.Name(name) if ASKING.get(name, (-1,))[0] == len(node.args):
+            node.func = member(HANDLES, ASKING[name][1])
         case ast.Attribute(value, name) if root_of(value) not in (TESTER, HANDLES):
             # Special methods are those of the handle, except for the steps of iterators.
             if name in STEPS or not name.startswith("__"):

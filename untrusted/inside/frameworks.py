@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from untrusted.inside import shim
+from untrusted.inside import handles, shim
 from untrusted.inside.channel import ChannelEndError, Fields
 from untrusted.inside.deferred import asyncio, mock, unittest
 from untrusted.inside.handles import CannotJudgeError, TestSide, cannot_judge, is_theirs
@@ -30,7 +30,10 @@ Marks = list[Any]
 def make_fit():
     """Prepare the frameworks that a test mentions."""
     if "unittest" in TestSide.source:
-        importlib.import_module("unittest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
+        module: Any = importlib.import_module("unittest")
+        module.main = shim.main
+        # For assertIsInstance
+        module.case.isinstance = handles.is_instance
     shim.install_shim()
 
 

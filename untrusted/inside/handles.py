@@ -12,6 +12,7 @@ Python's `except` accepts only classes, so each exception class of the program h
 import functools
 import importlib
 import re
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.deferred import asyncio
 from untrusted.inside.operations import IMMUTABLE, MUTABLE, OPERATORS, Function
+from untrusted.inside.packages import is_genuine, top_of
 
 # Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*operations.COMPARISONS, "contains", "len", "iter")}
@@ -45,6 +47,7 @@ QUESTIONS = """
     startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
     is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
     isspace istitle isupper intersection union difference symmetric_difference keys values items
+    isin between eq ne lt le gt ge
 """
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
@@ -94,7 +97,8 @@ def is_theirs(value) -> bool:
 
 def is_plain_data(value) -> bool:
     """Whether a value is plain data of the test."""
-    return type(value) in PLAIN or wire.is_array(value) or wire.numpy_kind(value) == "number"
+    is_package_data = wire.is_array(value) or wire.is_frame(value)
+    return type(value) in PLAIN or is_package_data or wire.numpy_kind(value) == "number"
 
 
 def facts_of(handle) -> Fields:
@@ -438,7 +442,9 @@ def build_handle(form: Fields):
         # Exactly this type, because plain content is never of a subclass.
         if type(content) is not KINDS[kind]:
             raise TypeError("the content of an object is of another type")
-        handle = KINDS[kind].__new__(VALUED[kind], content)
+        is_date = KINDS[kind] in operations.DATES
+        parts = wire.pickled_arguments(content) if is_date else [content]
+        handle = KINDS[kind].__new__(VALUED[kind], *parts)
     facts_of(handle).update(kind=kind, content=content)
     return handle
 
@@ -449,6 +455,25 @@ def build_handle(form: Fields):
 def type_of(value):
     """Return the class of a value; for a handle, a handle of its class."""
     return ask("type", value) if isinstance(value, Handle) else type(value)
+
+
+def is_instance(value, kinds) -> bool:
+    """Whether a value is an instance of a class. If that is of a package, the program says so.
+
+    Only where the test asks: functions of packages find a handle.
+    """
+    answer = isinstance(value, kinds)
+    if answer or not isinstance(value, Handle):
+        return answer
+    parts = kinds if isinstance(kinds, tuple) else (kinds,)
+    theirs = [kind for kind in parts if isinstance(kind, type) and is_of_package(kind)]
+    return bool(theirs) and ask("isinstance", value, tuple(theirs))
+
+
+def is_of_package(kind: type) -> bool:
+    """Whether a class is one of an installed package that the session allows."""
+    is_library = top_of(kind.__module__) in sys.stdlib_module_names
+    return not is_theirs(kind) and not is_library and is_genuine(kind.__module__)
 
 
 def is_callable(value) -> bool:
@@ -480,7 +505,8 @@ def empty_array_class() -> Any:
 
 def measure(value: Any, is_close: bool = False):
     """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
-    is_empty = is_close and type(value) is list and value in ([], [[]])
+    is_listed = type(value) is list and value in ([], [[]])
+    is_empty = is_close and (is_listed or (wire.is_frame(value) and not value.size))
     array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
     return array.view(empty_array_class()) if wire.is_array(array) and not array.size else array
 

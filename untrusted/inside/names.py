@@ -23,7 +23,7 @@ from untrusted.inside.packages import is_genuine, top_of
 LIBRARY = """
     abc array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal
     email enum fractions functools hashlib heapq html http io ipaddress itertools json math
-    numbers numpy operator os pathlib random re statistics string sys textwrap time types typing
+    numbers numpy operator os pandas pathlib random re statistics string sys textwrap time types typing
     urllib uuid xml zoneinfo
 """
 IMPORTED = frozenset(LIBRARY.split())

@@ -5,6 +5,7 @@ Imports the standard library only.
 
 import builtins
 import collections
+import datetime
 import functools
 import importlib
 import inspect
@@ -23,7 +24,8 @@ Function = Callable[..., Any]
 
 # Plain types from which a class of the program may derive (`content`). Immutable values are sent with
 # the description of the object.
-IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
+DATES = datetime.date, datetime.datetime, datetime.timedelta
+IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal, *DATES)
 MUTABLE = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
@@ -81,6 +83,8 @@ def content(subject):
         return base(base.__str__(subject))
     if hasattr(base, "__iter__"):
         return base(base.__iter__(subject))
+    if hasattr(base, "isoformat"):
+        return base.fromisoformat(base.isoformat(subject))
     return base.__pos__(subject)
 
 

@@ -97,8 +97,77 @@ def importing(name: str) -> Convert:
     return from_text(lambda text: getattr(importlib.import_module(module), member)(text))
 
 
+def cells_of(column) -> list:
+    """List the values of a series or an index of pandas, and the text of its dtype.
+
+    Raises UnknownValueError for periods, intervals and the like, whose objects do not cross.
+    """
+    cells = tuple(column)
+    if column.dtype != object and not all(map(is_written, cells)):
+        raise UnknownValueError(f"values of type {column.dtype}")
+    return [cells, str(column.dtype)]
+
+
+def parts_of_frame(frame) -> list:
+    columns = (frame.iloc[:, number] for number in range(frame.shape[1]))
+    return [frame.index, frame.columns, *(tuple(cells_of(column)) for column in columns)]
+
+
+def build_frame(index, labels, *columns):
+    import pandas as pd  # slow to import, so only if a frame crosses
+
+    # By number, as labels may occur twice
+    series = {n: pd.Series(cells, dtype=dtype) for n, (cells, dtype) in enumerate(columns)}
+    frame = pd.DataFrame(series, index=range(len(index)))
+    frame.index = index
+    frame.columns = labels
+    return frame
+
+
+def build_series(cells, dtype: str, index, name):
+    import pandas as pd  # as above
+
+    return pd.Series(list(cells), index, dtype, name)
+
+
+def build_index(cells, dtype: str, names: tuple, frequency: str | None):
+    import pandas as pd  # as above
+
+    if len(names) > 1:
+        return pd.MultiIndex.from_tuples(cells, names=names)
+    index = pd.Index(list(cells), dtype, name=names[0], tupleize_cols=False)
+    if frequency:
+        index.freq = frequency  # pyright: ignore[reportAttributeAccessIssue]
+    return index
+
+
+def pandas_value(name: str) -> Form:
+    """Return the form of a value that pandas has but once, such as `pandas.NaT`."""
+    return by(), lambda: getattr(importlib.import_module("pandas"), name)
+
+
+# Types of pandas that hold many values.
+INDEXES = ("Index", "RangeIndex", "DatetimeIndex", "TimedeltaIndex", "MultiIndex")
+FRAMES: dict[str, Form] = {
+    "pandas.DataFrame": (parts_of_frame, build_frame),
+    "pandas.Series": (lambda series: [*cells_of(series), series.index, series.name], build_series),
+    **{
+        f"pandas.{name}": (
+            lambda index: [*cells_of(index), tuple(index.names), getattr(index, "freqstr", None)],
+            build_index,
+        )
+        for name in INDEXES
+    },
+}
+# Larger ones stay at their end.
+LARGEST_FRAME = 100_000
 # Types from modules that few programs import.
 RARE: dict[str, Form] = {
+    **FRAMES,
+    "pandas.Timestamp": (lambda time: [time.isoformat()], importing("pandas.Timestamp")),
+    "pandas.Timedelta": (lambda time: [time.isoformat()], importing("pandas.Timedelta")),
+    "pandas.NaTType": pandas_value("NaT"),
+    "pandas.NAType": pandas_value("NA"),
     **{name: (lambda value: [str(value)], importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
     # A number of numpy is an array without axes; [()] returns the number.
@@ -154,14 +223,43 @@ def read_array(text: str):
     return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
 
 
+def rare_name(kind: type) -> str:
+    """Return the key that a type has in RARE, if it is there: "pandas.Series"."""
+    # Python 3.13 has its paths in pathlib._local.
+    return f"{str(kind.__module__).partition('.')[0]}.{kind.__name__}"
+
+
+def is_frame(value) -> bool:
+    """Whether a value is a data frame, a series or an index of pandas."""
+    return rare_name(type(value)) in FRAMES
+
+
+def is_carried(frame) -> bool:
+    """Whether the other end can build an equal frame, series or index from its parts."""
+    if frame.size > LARGEST_FRAME:
+        return False
+    list_parts, build = FRAMES[rare_name(type(frame))]
+    try:
+        parts = list_parts(frame)
+    except UnknownValueError:
+        return False
+    return all(map(is_written, parts)) and build(*parts).equals(frame)
+
+
+def is_written(value) -> bool:
+    """Whether a value, or a tuple of any values, is written as plain data."""
+    return are_plain([value]) or bool(tag_of(value))
+
+
 def tag_of(value) -> str:
     """Return the key of TAGS for the type of a value; empty if there is none."""
     # Exact types: a subclass may override anything, so it is not plain data.
     kind = type(value)
     if kind in FORMS:
         return kind.__name__
-    # Python 3.13 has its paths in pathlib._local.
-    tag = numpy_kind(value) or f"{str(kind.__module__).partition('.')[0]}.{kind.__name__}"
+    tag = numpy_kind(value) or rare_name(kind)
+    if tag in FRAMES and not is_carried(value):
+        return ""
     return tag if tag in RARE else ""
 
 
