@@ -12,7 +12,6 @@ Python's `except` accepts only classes, so each exception class of the program h
 import functools
 import importlib
 import re
-import sys
 import types
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +23,7 @@ from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.deferred import asyncio
 from untrusted.inside.operations import IMMUTABLE, MUTABLE, OPERATORS, Function
-from untrusted.inside.packages import is_genuine, top_of
+from untrusted.inside.packages import is_of_package
 
 # Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*operations.COMPARISONS, "contains", "len", "iter")}
@@ -97,8 +96,8 @@ def is_theirs(value) -> bool:
 
 def is_plain_data(value) -> bool:
     """Whether a value is plain data of the test."""
-    is_package_data = wire.is_array(value) or wire.is_frame(value)
-    return type(value) in PLAIN or is_package_data or wire.numpy_kind(value) == "number"
+    is_many = wire.is_array(value) or wire.is_frame(value)
+    return is_many or type(value) in PLAIN or wire.numpy_kind(value) == "number"
 
 
 def facts_of(handle) -> Fields:
@@ -466,14 +465,8 @@ def is_instance(value, kinds) -> bool:
     if answer or not isinstance(value, Handle):
         return answer
     parts = kinds if isinstance(kinds, tuple) else (kinds,)
-    theirs = [kind for kind in parts if isinstance(kind, type) and is_of_package(kind)]
-    return bool(theirs) and ask("isinstance", value, tuple(theirs))
-
-
-def is_of_package(kind: type) -> bool:
-    """Whether a class is one of an installed package that the session allows."""
-    is_library = top_of(kind.__module__) in sys.stdlib_module_names
-    return not is_theirs(kind) and not is_library and is_genuine(kind.__module__)
+    asked = tuple(kind for kind in parts if not is_theirs(kind) and is_of_package(kind))
+    return asked != () and ask("isinstance", value, asked)
 
 
 def is_callable(value) -> bool:
@@ -505,8 +498,8 @@ def empty_array_class() -> Any:
 
 def measure(value: Any, is_close: bool = False):
     """Return an operand, but of an empty array, or a list that is used as one, a guarded view."""
-    is_listed = type(value) is list and value in ([], [[]])
-    is_empty = is_close and (is_listed or (wire.is_frame(value) and not value.size))
+    is_frame = wire.is_frame(value) and not value.size
+    is_empty = is_close and (is_frame or (type(value) is list and value in ([], [[]])))
     array: Any = importlib.import_module("numpy").asarray(value) if is_empty else value
     return array.view(empty_array_class()) if wire.is_array(array) and not array.size else array
 

@@ -52,6 +52,12 @@ def is_genuine(module) -> bool:
     )
 
 
+def is_of_package(kind) -> bool:
+    """Whether a class is one of an installed package that the session allows."""
+    module = top_of(kind.__module__)
+    return module not in sys.stdlib_module_names and is_genuine(module)
+
+
 # Classes that only have a name in the module `types`, such as the type of functions.
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 

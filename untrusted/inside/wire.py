@@ -130,12 +130,13 @@ def build_series(cells, dtype: str, index, name):
     return pd.Series(list(cells), index, dtype, name)
 
 
-def build_index(cells, dtype: str, names: tuple, frequency: str | None):
+def build_index(cells, dtype: str, names: tuple[Any, ...], frequency: str | None):
     import pandas as pd  # as above
 
     if len(names) > 1:
         return pd.MultiIndex.from_tuples(cells, names=names)
-    index = pd.Index(list(cells), dtype, name=names[0], tupleize_cols=False)
+    [name] = names
+    index = pd.Index(list(cells), dtype, name=name, tupleize_cols=False)
     if frequency:
         index.freq = frequency  # pyright: ignore[reportAttributeAccessIssue]
     return index
