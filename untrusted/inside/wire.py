@@ -130,7 +130,7 @@ def build_series(cells, dtype: str, index, name):
     return pd.Series(list(cells), index, dtype, name)
 
 
-def build_index(cells, dtype: str, names: tuple[Any, ...], frequency: str | None):
+def build_index(cells, dtype: str, names: Any, frequency: str | None):
     import pandas as pd  # as above
 
     if len(names) > 1:
