@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 Texts = tuple[str, ...]
 Ints = tuple[int, ...]
 Floats = tuple[float, ...]
-# Our names by those of the published code.
+# Texts by name; also our names by those of the published code.
 Names = Mapping[str, str]
 
 
@@ -67,7 +67,7 @@ class Family:
 
     name: str
     types: Mapping[str, Architecture]
-    classes: Mapping[str, str]
+    classes: Names
     shifts: bool = True
     attention: str = "full"
     prompt: str = "start"

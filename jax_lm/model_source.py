@@ -12,15 +12,13 @@ from pathlib import Path
 
 from jax_lm.checkpoints import huggingface, peft
 from jax_lm.checkpoints.fingerprint import weights_fingerprint
-from jax_lm.checkpoints.huggingface import BUILTIN_MODEL, BUILTIN_NAME
+from jax_lm.checkpoints.huggingface import BUILTIN_MODEL, BUILTIN_NAME, FolderOrHubId
 from jax_lm.checkpoints.loading import open_checkpoint
 from jax_lm.checkpoints.peft import NamedBase, StoredAdapter
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.tokenizer import DIFFUSION_PAD, DiffuCoderTokenizer
 
-# Where a model or an adapter is.
-FolderOrHubId = str | Path
 logger = logging.getLogger(__name__)
 
 

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array
 
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
-from jax_lm.checkpoints.stored import QUANTIZED
+from jax_lm.checkpoints.stored import QUANTIZED, Arrays
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -28,7 +27,6 @@ from jax_lm.options import Decoding, GenerationOptions, restrict_options
 from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 
-Arrays = dict[str, Array]
 # Arrays by the name of a module or of an output.
 Tensors = Mapping[str, np.ndarray]
 

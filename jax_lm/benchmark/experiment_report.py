@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jax_lm.benchmark.comparison import differences_within, worst
 from jax_lm.benchmark.machine import MACHINE_LINES, limits_text, machine_lines
+from jax_lm.config import Names
 from jax_lm.reports.charts import Number
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, Outcome, Rows, Step
@@ -186,7 +187,7 @@ def forward_section(rows: Measurements) -> Section:
     )
 
 
-def title_completions(completions: Mapping[str, str]) -> dict[str, str]:
+def title_completions(completions: Names) -> Names:
     """Return completions by prompt as completions by title, for the listing of a section."""
     return {f"Completion of {prompt!r}": text for prompt, text in completions.items()}
 
@@ -291,7 +292,7 @@ def experiment_report(
     )
 
 
-def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
+def experiment_metadata(rows: Rows, name: str) -> Names:
     """Describe the model and the environment."""
     metadata = {"model": name}
     if model := rows.get("loading", rows.get("weights")):

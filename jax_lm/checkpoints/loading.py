@@ -20,6 +20,7 @@ from jaxtyping import Array
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.stored import (
     GGUF_LINK,
+    Arrays,
     CheckpointError,
     StoredTensor,
     StoredTensors,
@@ -81,7 +82,7 @@ class LoadSpec:
     """
 
     shapes: Mapping[str, Ints]
-    tied: Mapping[str, str] = field(default_factory=dict)
+    tied: Names = field(default_factory=dict)
     dtype: DTypeLike | None = None
     quantization: str | None = None
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
@@ -184,7 +185,7 @@ def rename(stored: StoredTensors, names: Names) -> StoredTensors:
 
 def load_tensors(
     checkpoint: CheckpointTensors, spec: LoadSpec, *, on_progress: Progress | None = None
-) -> dict[str, Array]:
+) -> Arrays:
     """Read the tensors of a specification.
 
     Args:
@@ -258,7 +259,7 @@ def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec):
             )
 
 
-def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]:
+def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> Arrays:
     """Return the entries of a tensor in the model: itself, or its integers and scales."""
     precision = spec.becomes(name)
     if precision is None:

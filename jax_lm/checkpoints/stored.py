@@ -12,8 +12,10 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8, UInt8
 from safetensors.numpy import save_file
 
-from jax_lm.config import Ints
+from jax_lm.config import Ints, Names
 
+# Arrays by name.
+Arrays = dict[str, Array]
 # The link to the GGUF file in a folder that `gguf_file.as_folder` made.
 GGUF_LINK = "model.gguf"
 
@@ -22,15 +24,13 @@ class CheckpointError(ValueError):
     """Raised when a checkpoint cannot be loaded; the message names the file or tensor."""
 
 
-def save_tensors(
-    path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
-):
+def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Names):
     """Write contiguous arrays as a safetensors file."""
     # From version 0.8 on, safetensors creates files that only the owner can read. Creating the file
     # first gives it the permissions of the user's umask.
     path.touch()
     mode = path.stat().st_mode
-    save_file(dict(tensors), path, metadata=metadata)
+    save_file(dict(tensors), path, metadata=dict(metadata))
     path.chmod(mode)
 
 
@@ -142,7 +142,7 @@ def precision_of(name: str, quantization: str | None) -> str | None:
     return quantization if is_kernel(name) else None
 
 
-def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> dict[str, Array]:
+def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> Arrays:
     """Quantize a kernel, with one float scale per row.
 
     int8 and fp8: the scale maps the largest value of a row to 127 or 448. int4: each group of

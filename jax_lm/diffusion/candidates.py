@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
-from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
+from jax_lm.diffusion.nucleus import Rows, RowValue, inverse_cdf, largest
 from jax_lm.models.products import pick
 from jax_lm.models.shapes import (
     RowChoice,
@@ -289,9 +289,7 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
     return Candidates(candidates.log_probs(values, ids), ids)
 
 
-def in_nucleus(
-    values: RowValues, log_total: Float[Array, "b r 1"], top_p: Scalar
-) -> Bool[Array, "b r c"]:
+def in_nucleus(values: RowValues, log_total: RowValue, top_p: Scalar) -> Bool[Array, "b r c"]:
     """Return which logits, in descending order, have a mass of at most `top_p` before them."""
     # probabilities [.5, .3, .15, .05], top_p .8: masses before [0, .5, .8, .95] -> [1, 1, 1, 0]
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)

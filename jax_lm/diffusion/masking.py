@@ -11,18 +11,18 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jax_lm.config import DreamConfig
 from jax_lm.models.shapes import BatchValues, Mask, PairMask, Tokens, TokenValues
 
+# Logits or hidden states of each position.
+TokenRows = Float[Array, "b t x"]
 # 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
 
 
-def align_rows(
-    rows: Float[Array, "b t x"], config: DreamConfig, starts: Mask | None = None
-) -> Float[Array, "b t x"]:
+def align_rows(rows: TokenRows, config: DreamConfig, starts: Mask | None = None) -> TokenRows:
     """Return the row that predicts each position, which depends on the family of the model."""
     return shift_right(rows, starts) if config.family.shifts else rows
 
 
-def shift_right(rows: Float[Array, "b t x"], starts: Mask | None = None) -> Float[Array, "b t x"]:
+def shift_right(rows: TokenRows, starts: Mask | None = None) -> TokenRows:
     """Align logits, or the hidden states they come from, with the tokens they predict.
 
     Dream was adapted from a causal model: row p predicts the token at p + 1. Position 0 keeps row

@@ -84,13 +84,16 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
 
 # One number for each row of the window.
 RowValue = Float[Array, "b r 1"]
+RowCount = Int[Array, "b r 1"]
+# One number for each of the n chunks of a row.
+ChunkValues = Float[Array, "b r n"]
 
 
 class Border(NamedTuple):
     """Logit and token id of the last candidate of each row, in a stable descending order."""
 
     value: RowValue
-    last: Int[Array, "b r 1"]
+    last: RowCount
 
     def excludes(
         self, values: Float[Array, "b r *c"], ids: Int[Array, "..."]
@@ -137,7 +140,7 @@ def in_chunks(values: Array, fill: float = 0.0) -> Array:
     return padded.reshape(*values.shape[:-1], -1, CHUNK)
 
 
-def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
+def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[ChunkValues, ...]:
     """Sum several arrays by chunk, in one pass over their common operands."""
 
     def sum_together(*parts):
@@ -255,7 +258,7 @@ def bisect_border(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Bor
     return Border(value, nth_marked(logits == value, count))
 
 
-def nth_marked(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
+def nth_marked(marked: Bool[Array, "b r v"], count: RowCount) -> RowCount:
     """Return the id of each row's `count`-th marked token, or of the last if there are fewer."""
     # 5 marks and count 3: the first token at which more than 2.5 of 5 have passed
     marks = jnp.sum(marked, axis=-1, keepdims=True)
@@ -283,7 +286,7 @@ def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
     )
 
 
-def draw_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> RowChoice:
+def draw_chunk(sums: ChunkValues, uniform: RowScores) -> RowChoice:
     """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
     own = pick(sums, chunk)
@@ -309,8 +312,8 @@ class Rows(NamedTuple):
     best: Float[Array, "b r 2"]
     best_ids: Int[Array, "b r 2"]
     border: Border | None
-    sums: Float[Array, "b r n"]
-    log_sums: Float[Array, "b r n"]
+    sums: ChunkValues
+    log_sums: ChunkValues
 
     @classmethod
     def of(

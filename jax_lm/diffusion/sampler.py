@@ -64,7 +64,15 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
-from jax_lm.models.shapes import HostLogits, HostTokens, ScalarInt, SequenceTokens, StopIds, Tokens
+from jax_lm.models.shapes import (
+    HostLogits,
+    HostTokens,
+    HostValues,
+    ScalarInt,
+    SequenceTokens,
+    StopIds,
+    Tokens,
+)
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -366,7 +374,7 @@ class Sampler:
         step: int,
         *,
         strict_reference: bool = False,
-    ) -> tuple[HostTokens, Float[np.ndarray, "b t"]]:
+    ) -> tuple[HostTokens, HostValues]:
         """Take one step from any intermediate canvas, with the whole canvas as one block.
 
         Args:

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm.config import Fields
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.models.dream import KeyValues
+from jax_lm.models.dream import LayerCaches
 from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import (
     BatchKeys,
@@ -96,7 +97,7 @@ class KVCache(NamedTuple):
         tail: for `dual`, the hidden state before the block, as computed by the last refresh.
     """
 
-    layers: tuple[KeyValues, ...] | None = None
+    layers: LayerCaches | None = None
     tail: Float[Array, "b 1 d"] | None = None
 
 
@@ -147,7 +148,7 @@ class Window(NamedTuple):
         return self._replace(**int32_arrays(numbers))
 
 
-def int32_arrays(numbers: dict[str, int]) -> dict[str, Any]:
+def int32_arrays(numbers: Fields) -> Fields:
     """Convert plain numbers to arrays, so that a new number does not trigger a compilation."""
     return {name: np.int32(number) for name, number in numbers.items()}
 

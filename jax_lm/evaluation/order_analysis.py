@@ -15,7 +15,7 @@ A decoded canvas is a trace, a row with these values:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
@@ -24,14 +24,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Names
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problems
 from jax_lm.host import terminal
 from jax_lm.host.files import write_json_whole, write_whole
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.models.shapes import SequenceTokens
+from jax_lm.models.shapes import HostValues, SequenceTokens
 from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, write_picture
 from jax_lm.reports.document import Section
@@ -114,7 +114,7 @@ def measures_section(analysis: Row) -> Section:
     return table_section("Measures", rows)
 
 
-def draw_pictures(analysis: Row) -> dict[str, str]:
+def draw_pictures(analysis: Row) -> Names:
     """Return the charts as SVG, by name. analysis.html explains them."""
     rows = analysis["temperatures"]
 
@@ -155,7 +155,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     }
 
 
-def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields):
+def write_analysis(analysis: Row, folder: Path, metadata: Names, facts: Fields):
     """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
     write_json_whole(folder / "analysis.json", {**facts, **analysis})
     pictures = draw_pictures(analysis)
@@ -242,7 +242,7 @@ def decode_traces(
 
 def first_confidence(
     engine: DiffuCoderInference, problems: Problems, new_tokens: int
-) -> Float[np.ndarray, "b t"]:
+) -> HostValues:
     """Compute the largest probability at each position while all positions are masked.
 
     The probabilities are those at temperature 1 without filters. The paper calls their shape an

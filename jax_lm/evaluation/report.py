@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from jax_lm.config import Names
 from jax_lm.evaluation.attempts import CANNOT_JUDGE, NO_BORDER, SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import Rate, rates, wilson
 from jax_lm.reports.charts import bar_chart
@@ -110,9 +111,7 @@ def attempt_section(record: Record) -> Section:
     )
 
 
-def evaluation_metadata(
-    settings: Record, records: Collection[Record], total: int
-) -> dict[str, str]:
+def evaluation_metadata(settings: Record, records: Collection[Record], total: int) -> Names:
     """Return the settings that the rates of a run depend on, and how its attempts ended."""
     metadata = {
         "model": str(settings["model"]),

@@ -67,8 +67,9 @@ FORMATS = {
 NAMED_PARTS = ("properties", "$defs", "definitions")
 
 
-# Ranges by state: first byte, last byte, next state.
-Moves = dict[int, list[tuple[int, int, int]]]
+# Moves of a state: first byte, last byte, next state.
+Ranges = list[tuple[int, int, int]]
+Moves = dict[int, Ranges]
 
 
 class RegularGrammar:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,13 @@ from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
 from jax_lm.inference.row_ends import rows_over
-from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_adapters, find_model
+from jax_lm.model_source import (
+    BUILTIN_MODEL,
+    BUILTIN_NAME,
+    FolderOrHubId,
+    find_adapters,
+    find_model,
+)
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -100,13 +105,13 @@ class DiffuCoderInference:
 
     def __init__(
         self,
-        model_path: str | Path | None = None,
-        tokenizer_path: str | Path | None = None,
+        model_path: FolderOrHubId | None = None,
+        tokenizer_path: FolderOrHubId | None = None,
         dtype: str | None = None,
         *,
         mesh: str | None = None,
-        adapter: str | Path | None = None,
-        adapters: Mapping[str, str | Path] = {},
+        adapter: FolderOrHubId | None = None,
+        adapters: Mapping[str, FolderOrHubId] = {},
         replicas: int = 1,
         verbose: bool = True,
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,

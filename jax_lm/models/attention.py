@@ -39,11 +39,17 @@ AMPERE = 8.0
 MAX_HEAD_DIM = 128
 
 
+Queries = Float[Array, "b t n h"]
+Keys = Float[Array, "b k s h"]
+# Cosines or sines of the rotary embedding.
+Angles = Float[Array, "b t 1 h"]
+
+
 class KeyValues(NamedTuple):
     """Keys (after the rotary embedding) and values of one layer."""
 
-    keys: Float[Array, "b k s h"]
-    values: Float[Array, "b k s h"]
+    keys: Keys
+    values: Keys
 
 
 class SampleMask(NamedTuple):
@@ -59,8 +65,8 @@ class SampleMask(NamedTuple):
 
 
 KeyMask = Bool[Array, "b s"] | PairMask | SampleMask | None
-Queries = Float[Array, "b t n h"]
-Keys = Float[Array, "b k s h"]
+# The attention output, and the keys and values that were attended to.
+Attended = tuple[Queries, KeyValues]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
 
 
@@ -80,8 +86,8 @@ class WindowOperands(NamedTuple):
     q: Queries
     k: Float[Array, "b t k h"]
     v: Float[Array, "b t k h"]
-    cos: Float[Array, "b t 1 h"]
-    sin: Float[Array, "b t 1 h"]
+    cos: Angles
+    sin: Angles
     mask: KeyMask
     cache: KeyValues
 

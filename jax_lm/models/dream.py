@@ -43,9 +43,11 @@ from jax_lm.models.layers import (
     Hidden,
     Initializer,
 )
-from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Shape, Tokens
+from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Shape, Tokens, Vectors
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
+# Keys and values of every layer.
+LayerCaches = tuple[KeyValues, ...]
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
 AttentionMask = Mask | Tokens | PairMask | SampleMask
 
@@ -122,11 +124,11 @@ class DreamModel(nnx.Module):
         input_ids: Batch,
         attention_mask: KeyMask,
         position_ids: Batch,
-        cache: tuple[KeyValues, ...],
+        cache: LayerCaches,
         start: ScalarInt,
         *,
         remat: bool = False,
-    ) -> tuple[Hidden, tuple[KeyValues, ...]]:
+    ) -> tuple[Hidden, LayerCaches]:
         """Compute the last hidden states of rows [start, start + t) only.
 
         Keys and values of all other positions come from the cache.
@@ -163,7 +165,7 @@ class DreamModel(nnx.Module):
             new_cache.append(key_values)
         return self.norm(x), tuple(new_cache)
 
-    def empty_cache(self, batch: int, length: int) -> tuple[KeyValues, ...]:
+    def empty_cache(self, batch: int, length: int) -> LayerCaches:
         """Return a cache of zeros.
 
         The first `recompute` must cover every position that will be attended to.
@@ -219,7 +221,7 @@ class DreamForCausalLM(nnx.Module):
     ) -> Float[Array, "b t v"]:
         return self.logits(self.model(input_ids, attention_mask, position_ids))
 
-    def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+    def logits(self, hidden: Vectors) -> Float[Array, "*b v"]:
         """Compute float32 logits of some rows of the last hidden state."""
         return self.head.logits(hidden)
 
@@ -300,7 +302,7 @@ class DreamForCausalLM(nnx.Module):
     @classmethod
     def from_pretrained(
         cls,
-        path_or_hub_id: str | Path,
+        path_or_hub_id: huggingface.FolderOrHubId,
         *,
         dtype: DTypeLike | None = None,
         quantization: str | None = None,
@@ -361,7 +363,7 @@ class DreamForCausalLM(nnx.Module):
 
     @classmethod
     def from_tensors(
-        cls, config: DreamConfig, tensors: dict[str, Array], *, mesh: Mesh | None = None
+        cls, config: DreamConfig, tensors: stored.Arrays, *, mesh: Mesh | None = None
     ) -> "DreamForCausalLM":
         """Build a model from tensors by checkpoint name; those of scales say how it is quantized."""
         # An abstract model has the structure, so no random parameters are ever initialized.

@@ -21,11 +21,13 @@ from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyMask, KeyValues, WindowOperands, attend
 from jax_lm.models.products import lookup, product, scale_columns
-from jax_lm.models.shapes import Mask, ScalarInt, Shape, Tokens
+from jax_lm.models.shapes import Mask, ScalarInt, Shape, Tokens, Vectors
 from jax_lm.models.window_attention import Rotary, attend_to_cache, rotate
 
 Batch = Tokens
 Hidden = Float[Array, "b t d"]
+LinearInput = Float[Array, "*b i"]
+LinearOutput = Float[Array, "*b o"]
 # Outputs of layers that have the same input.
 Projections = Sequence[Float[Array, "b t _"]]
 # While a layer is traced: the rows that adapters act on; None is all of them. A variable of the
@@ -73,9 +75,7 @@ class DreamLinear(nnx.Module):
         self.group_scale: nnx.Param | None = nnx.data(None)
         self.shape = (out_size, in_size)
 
-    def __call__(
-        self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
-    ) -> Float[Array, "*b o"]:
+    def __call__(self, x: LinearInput, dtype: DTypeLike | None = None) -> LinearOutput:
         dtype = dtype or x.dtype
         weight = self.weight[...]
         if self.group_scale is not None:
@@ -92,7 +92,7 @@ class DreamLinear(nnx.Module):
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(dtype)
 
-    def logits(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    def logits(self, x: LinearInput) -> LinearOutput:
         return self(x, dtype=jnp.float32)
 
 
@@ -103,7 +103,7 @@ class DreamRMSNorm(nnx.Module):
         self.weight = nnx.Param(init((size,), 1.0))
         self.eps = eps
 
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    def __call__(self, x: Vectors) -> Vectors:
         x32 = x.astype(jnp.float32)
         x32 = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
         return scale_columns(x32.astype(x.dtype), self.weight[...])
@@ -242,6 +242,6 @@ class DreamEmbedding(nnx.Module):
             return rows
         return rows.astype(jnp.float32) * self.scale[...][input_ids][..., None]
 
-    def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+    def logits(self, hidden: Vectors) -> Float[Array, "*b v"]:
         logits = product(hidden, self.weight[...])
         return logits if self.scale is None else logits * self.scale[...]

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, Int8, Real, Shaped
 from jax_lm import sharding
 from jax_lm.checkpoints.stored import FP8, FP8_LIMIT
 from jax_lm.config import Ints
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import Tokens, Vectors
 
 # The rows of all tokens, floating-point or int8.
 Table = Float[Array, "v d"] | Int8[Array, "v d"]
@@ -199,7 +199,7 @@ def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Arr
     return contract(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), (0,), (0,), 0)
 
 
-def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
+def scale_columns(x: Vectors, weight: Float[Array, "d"]) -> Vectors:
     """Multiply each column by its weight.
 
     The product is computed in float32. The result rounds to the same numbers, but the gradient of

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jax_lm import sharding
+from jax_lm.checkpoints.stored import Arrays
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
 from jax_lm.models.products import pick
@@ -31,7 +32,7 @@ LOGIT_BYTES = 2**28
 DECODING_LOGIT_BYTES = 2**29
 
 # Parameters of the head by name; the first axis of each is the vocabulary.
-Head = dict[str, Array]
+Head = Arrays
 
 
 def token_log_probs(model: DreamForCausalLM, hidden: Hidden, index: Tokens) -> TokenValues:

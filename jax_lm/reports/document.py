@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from jax_lm.config import Names
 from jax_lm.host.files import write_json_whole, write_whole
 from jax_lm.reports.charts import write_picture
 from jax_lm.reports.rendering import render
@@ -63,7 +64,7 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
     picture: str = ""
     name: str = ""
-    listing: Mapping[str, str] = field(default_factory=dict)
+    listing: Names = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class Document:
     """
 
     title: str
-    metadata: Mapping[str, str]
+    metadata: Names
     verdicts: Sequence[Verdict] = ()
     sections: Sequence[Section]
     details: Sequence[Section] = ()

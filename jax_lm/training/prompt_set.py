@@ -13,6 +13,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
+# Objects in an array, one per row.
+HostObjects = Shaped[np.ndarray, "b"]
 PROMPT = "prompt"
 # Prompts are padded to a multiple of this.
 WIDTH_BUCKET = 32
@@ -36,7 +38,7 @@ class Prompt:
     columns: Fields
 
 
-Prompts = Sequence[Prompt] | Shaped[np.ndarray, "b"]
+Prompts = Sequence[Prompt] | HostObjects
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from jaxtyping import Array
 
+from jax_lm.checkpoints.stored import Arrays
 from jax_lm.config import Fields
 from jax_lm.host import interruption, terminal
 from jax_lm.host.files import write_json_whole
@@ -497,7 +497,7 @@ class Running(NamedTuple):
 
     step: int
     batch: Batch
-    metrics: dict[str, Array]
+    metrics: Arrays
     drawn: Metrics
 
 

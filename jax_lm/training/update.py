@@ -17,6 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jax_lm.checkpoints.stored import Arrays
+from jax_lm.config import Fields
 from jax_lm.models.graph import IN_ORDER
 from jax_lm.models.products import tie_operands
 from jax_lm.models.seeds import seed_key
@@ -119,7 +121,7 @@ def make_update(
     )
 
 
-def named_leaves(tree) -> dict[str, Any]:
+def named_leaves(tree) -> Fields:
     """Return the leaves of a tree by their paths."""
     return {
         jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -160,7 +162,7 @@ def gradient(
     *,
     parts: int = 1,
     dtype: DTypeLike = jnp.float32,
-) -> tuple[Params, dict[str, Array]]:
+) -> tuple[Params, Arrays]:
     """Compute gradient and metrics of a batch's loss.
 
     The result does not depend on the number of parts, which must divide the rows: each part
