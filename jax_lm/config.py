@@ -90,7 +90,12 @@ def pairs(table: str) -> Names:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+def read_table(module: str, name: str) -> Fields:
+    """Read a TOML file next to a module."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
+TABLE = read_table(__file__, "families.toml")
 
 
 def read_families() -> tuple[Family, ...]:
@@ -244,12 +249,13 @@ class DreamConfig:
         for name in SIZES if block is None else [*SIZES, "block_size"]:
             value = getattr(self, name)
             require(name, type(value) is int and value > 0, "be a positive integer")
-        are_few = self.num_hidden_layers <= MAX_LAYERS
-        require("num_hidden_layers", are_few, f"be at most {MAX_LAYERS}")
+        require(
+            "num_hidden_layers", self.num_hidden_layers <= MAX_LAYERS, f"be at most {MAX_LAYERS}"
+        )
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            is_number = type(value) in (int, float)
-            require(name, is_number and 0 < value < math.inf, "be a positive number")
+            is_positive = type(value) in (int, float) and 0 < value < math.inf
+            require(name, is_positive, "be a positive number")
         is_boolean = isinstance(self.tie_word_embeddings, bool)
         require("tie_word_embeddings", is_boolean, "be true or false")
         # The rotary embedding splits a head into two halves, so its dimension must be even.
@@ -285,6 +291,11 @@ class DreamConfig:
         return find_family(
             self.model_type, self.mask_token_id, self.block_size, is_causal=self.is_causal
         )
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether the model predicts only the token after given text, and no masked tokens."""
+        return not self.family.is_diffusion
 
     @property
     def is_unidirectional(self) -> bool:

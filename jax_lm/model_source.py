@@ -83,19 +83,11 @@ def find_model(
         ValueError: no model is given, and the adapter does not identify its base by name and
             fingerprint.
     """
-    # a model without an adapter
-    if adapter is None:
+    # the given model, or the base that the adapter names
+    stored = None if adapter is None else find_adapter(adapter)
+    if stored is None or model is not None:
         folder = huggingface.resolve(model)
-        if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
-            raise CheckpointError(
-                f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
-            )
-        return ModelSource(folder, base_name(model))
-    # an adapter, on the given model or on the base that it names
-    stored = find_adapter(adapter)
-    if model is not None:
         name = base_name(model)
-        folder = huggingface.resolve(model)
     else:
         name = stored.base
         if not (name.name and name.fingerprint):
@@ -109,8 +101,12 @@ def find_model(
             raise CheckpointError(
                 f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
             ) from None
+    if stored is None and peft.is_adapter(folder):
+        raise CheckpointError(
+            f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
+        )
     source = ModelSource(folder, replace(name, fingerprint=None), stored)
-    return source if allow_other_base else check_base(source)
+    return source if stored is None or allow_other_base else check_base(source)
 
 
 def find_adapters(

@@ -3,7 +3,7 @@
 PyTorch's implementation is in `torch_reference`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
-from jax_lm.checkpoints.stored import QUANTIZED, Arrays
+from jax_lm.checkpoints.stored import QUANTIZED, Arrays, HostArrays
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -28,7 +28,7 @@ from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 
 # Arrays by the name of a module or of an output.
-Tensors = Mapping[str, np.ndarray]
+Tensors = HostArrays
 
 
 def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:

@@ -147,8 +147,12 @@ def numbers_verdict(differences: Measurements, tolerance: float) -> Verdict:
     """Judge whether every output is within the tolerance."""
     within, largest = differences_within(differences, tolerance)
     measured = f"{within} of {len(differences)} outputs; largest {largest}"
-    expected = f"relative difference at most {tolerance:g}"
-    return Verdict("numbers as in PyTorch", expected, measured, within == len(differences))
+    return Verdict(
+        "numbers as in PyTorch",
+        f"relative difference at most {tolerance:g}",
+        measured,
+        within == len(differences),
+    )
 
 
 def generation_rows(result: Row) -> Measurements:
@@ -273,8 +277,9 @@ def number_sections(differences: Measurements) -> list[Section]:
     picture = row_chart(
         "Decimal digits that agree", chart_rows, "layer", "digits", by="kind", top=DIGITS
     )
-    rows = list(by_layer.values())
     return [
         table_section("Numbers outside of the layers", outside, leave_out=("name",), text=text),
-        table_section("Numbers by layer", rows, text=text, picture=picture, name="digits"),
+        table_section(
+            "Numbers by layer", [*by_layer.values()], text=text, picture=picture, name="digits"
+        ),
     ]

@@ -181,9 +181,12 @@ def forward_section(rows: Measurements) -> Section:
     """Return the section about the speed of forward passes by batch size."""
     [row] = rows
     picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
-    text = f"{row['width']} positions per row, logits of every position."
     return table_section(
-        "Forward passes by batch", row["rows"], text=text, picture=picture, name="forward"
+        "Forward passes by batch",
+        row["rows"],
+        text=f"{row['width']} positions per row, logits of every position.",
+        picture=picture,
+        name="forward",
     )
 
 
@@ -197,12 +200,13 @@ def pytorch_section(rows: Measurements) -> Section:
     [row] = rows
     kinds = dict.fromkeys(each["kind"] for each in row["differences"])
     shown = [worst([each for each in row["differences"] if each["kind"] == kind]) for kind in kinds]
-    text = (
-        f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
+    return table_section(
+        "Parity with PyTorch",
+        shown,
+        text=f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
         f"Equal greedy tokens: {row['greedy_agreement']:.1%}. {len(row['differences'])} outputs; "
-        "the worst of each kind:"
+        "the worst of each kind:",
     )
-    return table_section("Parity with PyTorch", shown, text=text)
 
 
 def quality_section(rows: Measurements) -> Section:
@@ -212,9 +216,12 @@ def quality_section(rows: Measurements) -> Section:
         "{name}: {outcome}".format_map(each): each["program"]
         for each in row["attempts"][:SHOWN_PROGRAMS]
     }
-    text = "{passed} of {tasks} programs pass their tests (sandbox: {tier}).".format_map(row)
     return table_section(
-        "Quality", row["attempts"], leave_out=("program",), text=text, listing=texts
+        "Quality",
+        row["attempts"],
+        leave_out=("program",),
+        text="{passed} of {tasks} programs pass their tests (sandbox: {tier}).".format_map(row),
+        listing=texts,
     )
 
 

@@ -119,11 +119,10 @@ def diffusion_generate(
 ) -> list[torch.Tensor]:
     """Run Dream's loop at alg_temp 0; returns the canvas [b, t] after each step."""
     steps = options.steps
-    device = prompts.device
     assert steps
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
     # Noise levels from 1 down to EPSILON, one per step boundary [steps + 1].
-    times = torch.linspace(1, EPSILON, steps + 1, device=device)
+    times = torch.linspace(1, EPSILON, steps + 1, device=prompts.device)
     canvases = []
     for step in range(steps):
         masked = x == backend.mask_id

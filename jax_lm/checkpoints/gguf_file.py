@@ -145,8 +145,9 @@ def list_tensors(folder: Path) -> StoredTensors:
     dtype = np.dtype(index["dtype"])
     tensors = {}
     for name, (shape, kind, offset, heads) in index["tensors"].items():
-        quantization = gguf.GGMLQuantizationType[kind]
-        view = partial(read_values, path, quantization, offset, tuple(shape), heads)
+        view = partial(
+            read_values, path, gguf.GGMLQuantizationType[kind], offset, tuple(shape), heads
+        )
         tensors[translate(name, TENSORS)] = StoredTensor(path, name, tuple(shape), dtype, view)
     return tensors
 
@@ -300,10 +301,8 @@ def save(
     writer = gguf.GGUFWriter(path, architecture)
     for name, key in SIZES.items():
         number = getattr(config, name)
-        if isinstance(number, float):
-            writer.add_float32(f"{architecture}.{key}", number)
-        else:
-            writer.add_uint32(f"{architecture}.{key}", number)
+        add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
+        add(f"{architecture}.{key}", number)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)

@@ -173,8 +173,9 @@ def open_checkpoint(folder: Path, names: Mapping[str, str] = {}) -> CheckpointTe
             "which executes none of it"
         )
     if (folder / GGUF_LINK).exists() and not has_weights:
-        tensors = huggingface.require_gguf().list_tensors(folder)
-        return CheckpointTensors(folder, tensors, format="gguf")
+        return CheckpointTensors(
+            folder, huggingface.require_gguf().list_tensors(folder), format="gguf"
+        )
     return CheckpointTensors(folder, rename(huggingface.list_tensors(folder), names))
 
 

@@ -12,10 +12,8 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensors, save_tensors
+from jax_lm.checkpoints.stored import CheckpointError, HostArrays, StoredTensors, save_tensors
 from jax_lm.config import Fields, Ints, Texts
 from jax_lm.host.files import atomic_write, write_json_whole
 
@@ -188,6 +186,11 @@ class StoredAdapter:
         return [self.folder / name for name in FILES]
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter alone. A merged model may have both configurations."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read the description of an adapter; its tensors are not loaded.
 
@@ -338,7 +341,7 @@ def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> V
     )
 
 
-def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase):
+def save(folder: Path, tensors: HostArrays, config: LoraConfig, base: NamedBase):
     """Write an adapter that `read_adapter` and peft can read; each file is written atomically.
 
     Args:

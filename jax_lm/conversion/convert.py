@@ -287,9 +287,11 @@ def check_copy(
         CheckpointError: a tensor or the logits differ from what was to be written.
     """
     # Values that are not finite were refused or allowed when the source was read.
-    dtype = "float32" if probe is None else None
     model = DreamForCausalLM.from_pretrained(
-        folder, dtype=dtype, on_progress=on_progress, allow_nonfinite=True
+        folder,
+        dtype="float32" if probe is None else None,
+        on_progress=on_progress,
+        allow_nonfinite=True,
     )
     read_sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
     # names on one side only, or with another shape, dtype or content

@@ -28,7 +28,7 @@ from jax_lm.models.shapes import (
     ScalarInt,
     Shape,
 )
-from jax_lm.options import ALGS, ENTROPY_RULES, P2, GenerationOptions
+from jax_lm.options import ALGS, P2, RULES_BY_SETTING, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
 # token is not among them, the draft is rejected: that costs a forward pass, not the text.
@@ -115,7 +115,6 @@ class SamplingParams(NamedTuple):
         ratios = np.ones(max(steps, block, columns), np.float32)
         if steps:
             ratios[:steps] = transfer_ratios(steps)
-        # A rule that is off gets a number that turns it off, so that all rules share a program.
         numbers = {
             "temperature": as_float32(options.temperature),
             "top_p": as_float32(options.top_p),
@@ -125,15 +124,14 @@ class SamplingParams(NamedTuple):
             "alg_temp": as_float32(options.alg_temp),
             "by_schedule": np.bool_(decoding.commit == "steps"),
             "threshold": as_float32(decoding.threshold),
-            "decay": as_float32(decoding.decay if decoding.commit == "dynamic" else 0),
-            "factor": as_float32(decoding.factor if decoding.commit == "factor" else 0),
-            "entropy_bound": as_float32(
-                decoding.entropy_bound if decoding.commit in ENTROPY_RULES else -1
-            ),
             "bounds_each": np.bool_(decoding.commit == "low_entropy"),
             "steps": np.int32(steps),
             "ratios": ratios,
         }
+        # A rule that is off gets a number that turns it off, so that all rules share a program.
+        for name, off in (("decay", 0), ("factor", 0), ("entropy_bound", -1)):
+            is_read = decoding.commit in RULES_BY_SETTING[name]
+            numbers[name] = as_float32(getattr(decoding, name) if is_read else off)
         if options.decoding.is_pipelined:
             numbers |= {
                 name: as_float32(getattr(decoding, name))

@@ -29,6 +29,8 @@ from jax_lm.diffusion.state import (
     SamplerState,
     StepCarry,
     Window,
+    each_alone,
+    together,
 )
 from jax_lm.diffusion.step import (
     CANVASES,
@@ -108,13 +110,11 @@ class Drafts(Variant):
 
         return [*(each._replace(config=drafting(each.config)) for each in passes[:-1]), passes[-1]]
 
-    def enter_row(self, row, inputs, config: StepConfig) -> SamplerState:
+    def enter_row(self, row, inputs, config) -> SamplerState:
         return skip_idle(row, unbounded(inputs), config)
 
-    def enter(self, state, cache, inputs, config: StepConfig) -> StepCarry:
-        # [b, t] -> [b, 1, t]: each row is a batch of one
-        canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
-        enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
+    def enter(self, state, cache, inputs, config) -> StepCarry:
+        canvas, cache = each_alone((inputs.canvas, cache))
         # Rows that were ended between two calls have no mask left.
         rows = state.extra
         ended = ~jnp.any(state.masked, axis=1)[:, None, None]
@@ -123,6 +123,7 @@ class Drafts(Variant):
             masked=rows.masked & ~ended,
             commit_step=jnp.where(ended, state.commit_step[:, None], rows.commit_step),
         )
+        enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
         rows = enter(rows, inputs._replace(canvas=canvas))
         if self.forced:
             is_open = rows_open(rows, inputs.window, config)
@@ -131,20 +132,18 @@ class Drafts(Variant):
             rows = rows._replace(step=jnp.where(is_open, first, rows.step))
         return rows, cache
 
-    def is_going(self, state, window, config: StepConfig) -> ScalarBool:
+    def is_going(self, state, window, config) -> ScalarBool:
         return jnp.any(rows_going(state, window, config))
 
-    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config) -> StepCarry:
         """Advance the rows that take another step; all rows are computed together."""
         going = rows_going(state, inputs.window, config)
-        canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
+        inputs = inputs._replace(canvas=each_alone(inputs.canvas))
         # One forward pass computes all rows, so it counts once.
-        after, cache = advance_rows(
-            model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED
-        )
+        after, cache = advance_rows(model, state, cache, inputs, config, going, SHARED)
         return after._replace(forwards=state.forwards + 1), cache
 
-    def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config) -> StepCarry:
         """Compute a canvas and its drafts, take the verified steps, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -152,7 +151,7 @@ class Drafts(Variant):
         drafts = row.extra
         row = row._replace(extra=None)
         inputs = unbounded(inputs)
-        config = replace(config, axes=(*config.axes, CANVASES))
+        config = config.mapped(CANVASES)
         # chain: the canvas and its drafts, [1 + count, 1, t]
         current = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
         chain = (
@@ -192,15 +191,15 @@ class Drafts(Variant):
 
         return jax.lax.scan(follow, row, length=self.count)[1]
 
-    def leave(self, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def leave(self, state, cache, inputs, config) -> StepCarry:
         """Return the state of all rows at the step that each has reached; reopen later tokens."""
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state
         # Rows at steps 6 and 4, the latter open: all are reported at step 4.
         left = jnp.min(jnp.where(rows_open(rows, inputs.window, config), rows.step, NEVER))
         step = jnp.minimum(inputs.window.until, jnp.where(left < NEVER, left, jnp.max(rows.step)))
-        tokens, masked, commit_step, confidence = (
-            part[:, 0] for part in (rows.tokens, rows.masked, rows.commit_step, rows.confidence)
+        tokens, masked, commit_step, confidence = together(
+            (rows.tokens, rows.masked, rows.commit_step, rows.confidence)
         )
         later = ~masked & (commit_step >= step)
         state = SamplerState(
@@ -213,7 +212,7 @@ class Drafts(Variant):
             keys=rows.keys[:, 0],
             extra=rows,
         )
-        return state, jax.tree.map(lambda part: part[:, 0], cache)
+        return state, together(cache)
 
 
 def rows_open(rows: SamplerState, window: Window, config: StepConfig) -> BatchFlags:
@@ -250,7 +249,7 @@ def advance_rows(
     """
 
     def take(row, cache, inputs):
-        return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
+        return config.variant.advance_row(model, row, cache, inputs, config.mapped(ROWS))
 
     after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)
 

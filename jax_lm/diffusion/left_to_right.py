@@ -144,7 +144,7 @@ class LeftToRight(Drafts):
     def enter_row(self, row, inputs, config) -> SamplerState:
         return row
 
-    def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config) -> StepCarry:
         """Compute the rows of a pass, decide the verified tokens, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -232,7 +232,7 @@ class LeftToRight(Drafts):
         config: StepConfig,
     ) -> Evaluation:
         """Decide the columns from `column` on, each with the random numbers of its own step."""
-        config = replace(config, axes=(*config.axes, CANVASES))
+        config = config.mapped(CANVASES)
         numbers = jnp.arange(self.most_columns, dtype=jnp.int32)
         positions = inputs.canvas.position_ids[0, column] + numbers
         needed = jnp.ones((1, 1), bool)

@@ -6,7 +6,6 @@ canvas and its branches yields the confidence of their remaining masks, and the 
 step commits. Unlike `jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ class Lookahead(Drafts):
 
     def advance_row(self, model, row, cache, inputs, config) -> StepCarry:
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
-        config = replace(config, axes=(*config.axes, CANVASES))
+        config = config.mapped(CANVASES)
         # compute the branches and the canvas
         branches = row.extra
         row = row._replace(extra=None)

@@ -78,8 +78,7 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     columns = jnp.arange(count)
     part = columns // size
     index = columns - starts[part]
-    results = lax.map(compute, starts)
-    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), results)
+    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), lax.map(compute, starts))
 
 
 # One number for each row of the window.

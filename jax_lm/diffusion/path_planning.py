@@ -13,7 +13,7 @@ import numpy as np
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.state import StepCarry, rewrite
-from jax_lm.diffusion.step import StepConfig, Variant, block_columns, evaluate, write
+from jax_lm.diffusion.step import Variant, block_columns, evaluate, write
 from jax_lm.options import P2
 
 
@@ -39,7 +39,7 @@ class PathPlanning(Variant):
         shares = 1 - np.arange(1, len(params.ratios) + 1) / params.steps
         return params._replace(by_schedule=np.bool_(False), ratios=shares.astype(np.float32))
 
-    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config) -> StepCarry:
         """Propose tokens for all positions, and keep the most confident ones."""
         holes = inputs.canvas.holes
         # The model sees the tokens as they are; each hole counts as undecided, for a proposal.

@@ -68,8 +68,10 @@ from jax_lm.models.shapes import (
     HostLogits,
     HostTokens,
     HostValues,
+    Logits,
     ScalarInt,
     SequenceTokens,
+    Shape,
     StopIds,
     Tokens,
 )
@@ -122,7 +124,7 @@ class Sampler:
 
     def __init__(self, model: DreamForCausalLM):
         mask_id = model.config.mask_token_id
-        if not model.config.family.is_diffusion:
+        if model.config.is_autoregressive:
             # An autoregressive model has no MASK token. The first id past its vocabulary marks
             # undecided positions: it is never a candidate, and no other position attends to it.
             mask_id = model.config.vocab_size
@@ -259,8 +261,9 @@ class Sampler:
                 block=block.start, rows=0, first_step=step, until=until, forwards=NEVER
             )
             inputs = BatchInputs(arrays, window, params)
-            refresh_steps = decoding.refresh_steps or NEVER
-            state, cache = yield from self.fill(state, cache, inputs, passes, refresh_steps, every)
+            state, cache = yield from self.fill(
+                state, cache, inputs, passes, decoding.refresh_steps or NEVER, every
+            )
             finished.append(block)
             if not np.asarray(state.masked).any():
                 break
@@ -277,12 +280,12 @@ class Sampler:
 
         Raises ValueError as `stream` does. `block_passes` derives those of blocks from it.
         """
-        if not self.config.family.is_diffusion and options.decoding.settings.cache != "causal":
+        if self.config.is_autoregressive and options.decoding.settings.cache != "causal":
             raise ValueError(
                 f"cache={options.decoding.settings.cache!r}: must be 'causal', {LEFT_TO_RIGHT_ONLY}"
             )
-        methods = (method.of(canvas, options, self.config) for method in METHODS)
-        variant = next(method for method in methods if method is not None)
+        variants = (method.of(canvas, options, self.config) for method in METHODS)
+        variant = next(filter(None, variants))
         if variant != PLAIN and hooks != NO_HOOKS:
             raise ValueError(f"hooks, strict_reference: must not be given with {variant.request}")
         return StepConfig(
@@ -391,8 +394,7 @@ class Sampler:
         region = canvas.region
         holes = canvas.holes & (tokens == self.mask_id)
         # Only the masks of `tokens` are open; the schedule counts from step 0, not from `step`.
-        state = self.start(canvas, seed=0)
-        state = state._replace(
+        state = self.start(canvas, seed=0)._replace(
             tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step)
         )
         config = StepConfig(
@@ -446,7 +448,7 @@ class Sampler:
             logits[self.growth.expand_id] = -np.inf
         return logits, LogitsWindow(cache, end)
 
-    def forward(self, tokens: Tokens) -> Float[Array, "b t v"]:
+    def forward(self, tokens: Tokens) -> Logits:
         """Return the logits of one forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
 
@@ -548,8 +550,7 @@ def run(
     state, cache = variant.leave(*carry, inputs, config)
     # The state is small, and every host reads it.
     is_open = variant.is_open(state, inputs.window, config)
-    is_broken = jnp.isnan(state.confidence).any()
-    progress = jnp.stack([state.step, state.forwards, is_broken, is_open])
+    progress = jnp.stack([state.step, state.forwards, jnp.isnan(state.confidence).any(), is_open])
     state, progress = constrain((state, progress), model.mesh)
     return state, cache, progress
 
@@ -563,9 +564,7 @@ def run_evaluation(
 
 
 @partial(ModelFunction, static_argnames=("graph", "shape", "has_tail"))
-def run_empty_cache(
-    graph: ModelGraph, params: dict, shape: tuple[int, int], has_tail: bool
-) -> KVCache:
+def run_empty_cache(graph: ModelGraph, params: dict, shape: Shape, has_tail: bool) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
     return empty_cache(graph.merge(params), shape, has_tail=has_tail)
 
@@ -591,6 +590,6 @@ def run_logits(
 
 
 @partial(ModelFunction, static_argnames="graph")
-def run_forward(graph: ModelGraph, params: dict, tokens: Tokens) -> Float[Array, "b t v"]:
+def run_forward(graph: ModelGraph, params: dict, tokens: Tokens) -> Logits:
     """Return the logits of a whole canvas, not shifted."""
     return graph.merge(params)(tokens)

@@ -85,8 +85,7 @@ class SamplerState(NamedTuple):
         batch = len(self.tokens)
         # tokens [b, t] -> [b, 1, t]; step [] -> [b]
         counters = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
-        state = self._replace(extra=None, **counters)
-        return jax.tree.map(lambda part: part[:, None], state)._replace(**counters)
+        return each_alone(self._replace(extra=None, **counters))._replace(**counters)
 
 
 class KVCache(NamedTuple):
@@ -99,6 +98,16 @@ class KVCache(NamedTuple):
 
     layers: LayerCaches | None = None
     tail: Float[Array, "b 1 d"] | None = None
+
+
+def each_alone(tree) -> Any:
+    """Make each row a batch of one: [b, ...] -> [b, 1, ...]."""
+    return jax.tree.map(lambda part: part[:, None], tree)
+
+
+def together(tree) -> Any:
+    """Invert `each_alone`: [b, 1, ...] -> [b, ...]."""
+    return jax.tree.map(lambda part: part[:, 0], tree)
 
 
 # What a step takes from the step before it, and the loop over steps carries.
@@ -254,8 +263,7 @@ def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> Sample
 
 def row_keys(seed: int, numbers: Sequence[int]) -> BatchKeys:
     """Return a random key per row, which depends on the seed and the row's number alone."""
-    fold_in = partial(jax.random.fold_in, seed_key(seed))
-    return jax.vmap(fold_in)(np.array(numbers, np.int32))
+    return jax.vmap(partial(jax.random.fold_in, seed_key(seed)))(np.array(numbers, np.int32))
 
 
 def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> SamplerState:

@@ -60,6 +60,7 @@ from jax_lm.models.shapes import (
     RowMask,
     RowScores,
     ScalarBool,
+    Shape,
     StopIds,
     Tokens,
 )
@@ -220,6 +221,10 @@ class StepConfig:
     variant: Variant = PLAIN
     copies: int = 1
     axes: Texts = ()
+
+    def mapped(self, axis: str) -> "StepConfig":
+        """Return the configuration inside a `jax.vmap` over this axis."""
+        return replace(self, axes=(*self.axes, axis))
 
 
 class Pass(NamedTuple):
@@ -395,12 +400,11 @@ def block_hidden(
     return aligned, KVCache(layers, aligned[:, :1])
 
 
-def empty_cache(model: DreamForCausalLM, shape: tuple[int, int], *, has_tail: bool) -> KVCache:
+def empty_cache(model: DreamForCausalLM, shape: Shape, *, has_tail: bool) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
-    width = model.config.hidden_size
     # Without a shift, the block's own rows predict all of its columns.
     has_tail &= model.config.family.shifts
-    tail = jnp.zeros((shape[0], 1, width), model.dtype) if has_tail else None
+    tail = jnp.zeros((shape[0], 1, model.config.hidden_size), model.dtype) if has_tail else None
     return KVCache(model.model.empty_cache(*shape), tail)
 
 
@@ -496,7 +500,6 @@ def decide_tokens(
     proposal = draw_proposal(candidates, entropy, state, positions, params)
     logprobs = None
     tokens = proposal.tokens
-    scores = proposal.scores
     # The order `untied` needs log-probabilities from before the filters.
     is_untied = params.alg == ALGS.index("untied")
     unfiltered = if_any(
@@ -505,6 +508,7 @@ def decide_tokens(
         jnp.zeros(shape),
         config,
     )
+    scores = proposal.scores
     scores = jnp.where(is_untied, break_ties(scores, unfiltered), scores)
     proposal = proposal._replace(scores=scores)
     # log-probabilities, if a request asks for them

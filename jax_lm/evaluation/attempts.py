@@ -197,9 +197,8 @@ class Evaluator:
         self, batch: Sequence[Draft], size: int, seed: int, on_progress: terminal.Report | None
     ) -> Iterator[Attempt]:
         """Decode a batch of drafts, filled up to `size` of them. The attempts are not executed."""
-        is_over = self.prompting.is_over
         rows = [
-            (template, partial(is_over, draft.attempt.problem))
+            (template, partial(self.prompting.is_over, draft.attempt.problem))
             for draft in batch
             for template in draft.templates
         ]

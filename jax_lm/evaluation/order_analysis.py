@@ -163,8 +163,10 @@ def write_analysis(analysis: Row, folder: Path, metadata: Names, facts: Fields):
         write_picture(folder / f"{name}.svg", picture)
     by_temperature = groupby(analysis["traces"], key=itemgetter("temperature"))
     replayed = [trace for _, traces in by_temperature for trace in islice(traces, REPLAYED)]
-    page = render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed)
-    write_whole(folder / "analysis.html", page)
+    write_whole(
+        folder / "analysis.html",
+        render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed),
+    )
 
 
 def decides_several(options: GenerationOptions) -> bool:
@@ -187,8 +189,12 @@ def analysis_options(engine: DiffuCoderInference, options: GenerationOptions) ->
         return options
     # The published schedule rounds: with as many steps as positions, some steps decide no position
     # and others several.
-    decoding = replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS)
-    return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=decoding)
+    return replace(
+        options,
+        num_steps=options.steps,
+        tokens_per_step=1,
+        decoding=replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS),
+    )
 
 
 def decode_traces(
@@ -210,8 +216,7 @@ def decode_traces(
     state = None
     with terminal.progress(f"temperature {options.temperature:g}") as report:
         # Without progress nothing interrupts the compiled loop; with it, every eighth step does.
-        every = 8 if report else None
-        for state in engine.states(canvas, options, seed=seed, every=every):
+        for state in engine.states(canvas, options, seed=seed, every=8 if report else None):
             if report:
                 report(holes - int(np.asarray(state.masked).sum()), holes)
     # At least the last state is yielded.

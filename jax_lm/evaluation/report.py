@@ -3,12 +3,10 @@
 Reads the records of a journal.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 
-from jax_lm.config import Names
+from jax_lm.config import Names, read_table
 from jax_lm.evaluation.attempts import CANNOT_JUDGE, NO_BORDER, SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import Rate, rates, wilson
 from jax_lm.reports.charts import bar_chart
@@ -17,7 +15,7 @@ from jax_lm.reports.run_folder import Record
 from jax_lm.reports.tables import table_section
 
 # pass@1 in percent by model and suite, and the number of problems behind it by suite.
-PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+PUBLISHED = read_table(__file__, "published.toml")
 NOTE = (
     "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv "
     "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run with those "

@@ -32,7 +32,7 @@ from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_ex
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
-from jax_lm.inference.row_ends import rows_over
+from jax_lm.inference.row_ends import Ends, rows_over
 from jax_lm.model_source import (
     BUILTIN_MODEL,
     BUILTIN_NAME,
@@ -59,11 +59,12 @@ from jax_lm.sharding import MeshShape, choose_replicas, split_data
 from jax_lm.templates import (
     HoleLength,
     Template,
+    Templates,
     candidate_lengths,
     completion_templates,
     initial_length,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message
+from jax_lm.tokenizer import Conversation, DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class DiffuCoderInference:
     @property
     def is_autoregressive(self) -> bool:
         """Whether the model predicts only the token after given text."""
-        return not self.config.family.is_diffusion
+        return self.config.is_autoregressive
 
     def require_tokenizer(self):
         """Raise TokenizerError unless the tokenizer belongs to the model."""
@@ -266,7 +267,7 @@ class DiffuCoderInference:
 
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Conversation,
         options: GenerationOptions = DEFAULTS,
         *,
         seed: int = 0,
@@ -288,7 +289,7 @@ class DiffuCoderInference:
             0
         ]
 
-    def chat_prompt(self, messages: str | Sequence[Message]) -> str:
+    def chat_prompt(self, messages: str | Conversation) -> str:
         """Format a conversation with the chat template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -406,7 +407,7 @@ class DiffuCoderInference:
         return Template.parse(text, self.hole_lengths(options.max_new_tokens, None, options)[0])
 
     def decode_shown(
-        self, templates: Sequence[Template], options: GenerationOptions, *, seed: int
+        self, templates: Templates, options: GenerationOptions, *, seed: int
     ) -> DecodedBatch:
         """Fill templates in one batch, and show progress and what would be quicker meanwhile."""
         with terminal.progress("generating", FIRST_NOTE) as report:
@@ -414,13 +415,13 @@ class DiffuCoderInference:
 
     def decode(
         self,
-        templates: Sequence[Template],
+        templates: Templates,
         options: GenerationOptions,
         *,
         seed: Seed = 0,
         on_progress: terminal.Report | None = None,
         on_state: Callable[[Canvas, SamplerState], None] | None = None,
-        ends: Sequence[Callable[[str], bool]] | None = None,
+        ends: Ends | None = None,
     ) -> DecodedBatch:
         """Fill templates in one batch, with confidences and timing.
 
@@ -529,9 +530,7 @@ class DiffuCoderInference:
         check_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
-    def canvas(
-        self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
-    ) -> Canvas:
+    def canvas(self, templates: Templates, options: GenerationOptions = DEFAULTS) -> Canvas:
         """Lay templates out as rows.
 
         Raises:

@@ -24,14 +24,15 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import write_description
 from jax_lm.config import DreamConfig, Fields, invert, set_dtype, translate
+from jax_lm.host.distributed import is_first
 from jax_lm.host.files import require_elsewhere
-from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
+from jax_lm.models.attention import KeyInts, KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.layers import (
     Batch,
@@ -43,7 +44,7 @@ from jax_lm.models.layers import (
     Hidden,
     Initializer,
 )
-from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Shape, Tokens, Vectors
+from jax_lm.models.shapes import Logits, Mask, PairMask, ScalarInt, Shape, Tokens, Vectors
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # Keys and values of every layer.
@@ -72,7 +73,7 @@ class DreamModel(nnx.Module):
         """Dtype of hidden states, keys and values: that of all weights that are not quantized."""
         return self.norm.weight[...].dtype
 
-    def limit(self, mask: KeyMask, queries: Batch, keys: Int[Array, "b s"]) -> KeyMask:
+    def limit(self, mask: KeyMask, queries: Batch, keys: KeyInts) -> KeyMask:
         """Limit a mask by the attention rule of the family; `queries` and `keys` are positions."""
         if self.attention_block is None:
             return mask
@@ -158,8 +159,7 @@ class DreamModel(nnx.Module):
         for layer, past in zip(self.layers, cache, strict=True):
 
             def outputs(x, past, layer=layer):
-                at = past, start
-                return layer(x, rotary, attention_mask, at, self.mesh, adapted=adapted)
+                return layer(x, rotary, attention_mask, (past, start), self.mesh, adapted=adapted)
 
             x, key_values = (jax.checkpoint(outputs) if remat else outputs)(x, past)
             new_cache.append(key_values)
@@ -218,7 +218,7 @@ class DreamForCausalLM(nnx.Module):
         input_ids: Batch,
         attention_mask: AttentionMask | None = None,
         position_ids: Batch | None = None,
-    ) -> Float[Array, "b t v"]:
+    ) -> Logits:
         return self.logits(self.model(input_ids, attention_mask, position_ids))
 
     def logits(self, hidden: Vectors) -> Float[Array, "*b v"]:
@@ -410,7 +410,7 @@ class DreamForCausalLM(nnx.Module):
             name: sharding.gather_to_host(value.astype(dtype or value.dtype))
             for name, value in tensors.items()
         }
-        if jax.process_index() == 0:
+        if is_first():
             fields = self.config.to_dict()
             if source is not None:
                 fields = self.config.update_fields(huggingface.read_json(source, "config.json"))
@@ -420,7 +420,7 @@ class DreamForCausalLM(nnx.Module):
             write_description(folder, self.config, tokenizer, source)
 
 
-def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Int[Array, "b s"]:
+def default_positions(input_ids: Batch, attention_mask: KeyMask) -> KeyInts:
     """Compute positions that count the unmasked tokens, so that left padding shifts nothing.
 
     With a mask, the result has its columns, of which `input_ids` may be a window.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -133,10 +134,10 @@ class DreamAttention(nnx.Module):
         h = config.head_dim
         self.head_dim = h
         self.key_heads = config.num_key_value_heads
-        bias = config.architecture.has_bias
-        self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=bias, init=init)
-        self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
-        self.v_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
+        linear = partial(DreamLinear, d, use_bias=config.architecture.has_bias, init=init)
+        self.q_proj = linear(config.num_attention_heads * h)
+        self.k_proj = linear(self.key_heads * h)
+        self.v_proj = linear(self.key_heads * h)
         # Qwen3 normalizes each head before the rotation.
         has_norms = config.architecture.has_qk_norm
         self.q_norm = DreamRMSNorm(h, config.rms_norm_eps, init=init) if has_norms else None

@@ -17,6 +17,7 @@ from jaxtyping import Array
 from jax_lm.checkpoints import peft
 from jax_lm.checkpoints.loading import CheckpointTensors, LoadSpec, load_tensors
 from jax_lm.checkpoints.peft import ATTENTION, LINEAR, LoraConfig, NamedBase, StoredAdapter
+from jax_lm.host.distributed import is_first
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.layers import ADAPTED_ROWS, LinearInput, LinearOutput
 from jax_lm.models.products import product
@@ -113,7 +114,7 @@ def save_adapter(
         name: value.astype(dtype) for name, value in parameters(model).items() if is_lora(name)
     }
     tensors = {name: jax.device_get(gather_to_host(value)) for name, value in adapter.items()}
-    if jax.process_index() == 0:
+    if is_first():
         peft.save(folder, tensors, config, base)
 
 

@@ -13,6 +13,7 @@ Shape = Ints
 Tokens = Int[Array, "b t"]
 Mask = Bool[Array, "b t"]
 TokenValues = Float[Array, "b t"]
+Logits = Float[Array, "b t v"]
 
 # Vectors of d numbers, with any axes before them, such as hidden states.
 Vectors = Float[Array, "*b d"]

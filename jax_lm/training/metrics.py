@@ -73,15 +73,12 @@ class Meter:
         # The loss first, then by name.
         names = sorted(self.sums, key=lambda name: (name != "loss", name))
         metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
-        speed = {
-            "tokens_per_second": self.tokens / max(elapsed, 1e-9),
-            "seconds": self.earlier + elapsed,
-        }
+        self.earlier += elapsed
+        speed = {"tokens_per_second": self.tokens / max(elapsed, 1e-9), "seconds": self.earlier}
         # reset
         self.sums = {}
         self.tokens = 0
         self.seconds = 0.0
-        self.earlier = self.earlier + elapsed
         self.clock = monotonic()
         return metrics | speed
 

@@ -23,6 +23,7 @@ from jaxtyping import Array, UInt32
 from jax_lm.config import Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
+from jax_lm.host.distributed import is_first
 from jax_lm.models.graph import ModelGraph
 from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Tokens
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
@@ -360,7 +361,7 @@ class RolloutSource:
     def log(self, number: int, rollout: Rollout):
         """Write some completions for people to read; a resumed run writes the same again."""
         # All processes hold the same rollout; the first one writes it.
-        if jax.process_index() > 0:
+        if not is_first():
             return
         assert rollout.totals is not None
         lines = []

@@ -33,6 +33,7 @@ from jax.experimental import multihost_utils
 from jax_lm.checkpoints.stored import Arrays
 from jax_lm.config import Fields
 from jax_lm.host import interruption, terminal
+from jax_lm.host.distributed import is_first
 from jax_lm.host.files import write_json_whole
 from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting, exclusive
@@ -196,7 +197,7 @@ class Trainer:
         require_trackers(config.track)
         with (
             # the processes of a run share the folder
-            exclusive(self.out) if jax.process_index() == 0 else nullcontext(),
+            exclusive(self.out) if is_first() else nullcontext(),
             RunCheckpoints(
                 self.out / "checkpoints", config.keep, in_background=config.async_checkpointing
             ) as checkpoints,
@@ -458,7 +459,7 @@ class Trainer:
 
     def writer(self) -> AbstractContextManager[Write]:
         """Open the writers of metrics; only the first process writes."""
-        if jax.process_index() > 0:
+        if not is_first():
             return nullcontext(lambda step, metrics: None)
         config = self.config
         write_json_whole(self.out / SETTINGS_FILE, self.identity)

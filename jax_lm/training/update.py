@@ -25,6 +25,8 @@ from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import Scalar
 from jax_lm.sharding import first_device
 
+# Numbers of any shape.
+Numbers = Float[Array, "*n"]
 # Weights by name, nested: {"model": {"layers": {0: {"mlp": ...}}}}.
 Params = dict[Any, Any]
 # A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t].
@@ -40,8 +42,8 @@ RATE_SCALE = "rate_scale"
 class Mean(NamedTuple):
     """A mean in parts: the sum over some rows, and their weight. The quotient is taken last."""
 
-    total: Float[Array, "*n"]
-    weight: Float[Array, "*n"]
+    total: Numbers
+    weight: Numbers
 
     @property
     def value(self) -> Scalar:
@@ -248,7 +250,7 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
+def stochastically_rounded(weights: Numbers, salt: int) -> Array:
     """Round float32 to bfloat16 at random, such that the mean is exact.
 
     A number a quarter of a step above its lower neighbour is rounded up in one of four draws. The
