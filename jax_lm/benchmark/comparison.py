@@ -146,11 +146,10 @@ def differences_within(differences: Measurements, tolerance: float) -> tuple[int
 def numbers_verdict(differences: Measurements, tolerance: float) -> Verdict:
     """Judge whether every output is within the tolerance."""
     within, largest = differences_within(differences, tolerance)
-    measured = f"{within} of {len(differences)} outputs; largest {largest}"
     return Verdict(
         "numbers as in PyTorch",
         f"relative difference at most {tolerance:g}",
-        measured,
+        f"{within} of {len(differences)} outputs; largest {largest}",
         within == len(differences),
     )
 

@@ -127,11 +127,9 @@ class ExperimentSteps:
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
         """Decode answers of full length, so that equal batches are the same amount of work."""
-        options = GenerationOptions(
-            max_new_tokens=tokens, temperature=temperature, early_stop=False
-        )
         return self.engine.decode(
-            [Template.completion(prompt, tokens) for prompt in prompts], options
+            [Template.completion(prompt, tokens) for prompt in prompts],
+            GenerationOptions(max_new_tokens=tokens, temperature=temperature, early_stop=False),
         )
 
     def environment(self, done: Rows) -> Row:

@@ -180,12 +180,11 @@ CRITERIA: tuple[Criterion, ...] = (
 def forward_section(rows: Measurements) -> Section:
     """Return the section about the speed of forward passes by batch size."""
     [row] = rows
-    picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
     return table_section(
         "Forward passes by batch",
         row["rows"],
         text=f"{row['width']} positions per row, logits of every position.",
-        picture=picture,
+        picture=row_chart("Positions per second", row["rows"], "batch", "tokens_per_second"),
         name="forward",
     )
 

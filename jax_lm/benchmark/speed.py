@@ -240,7 +240,6 @@ def speed_report(speed: Row) -> Document:
          row["tokens_per_second"])
         for row in speed["generations"]
     ]  # fmt: skip
-    picture = bar_chart("Tokens per second", bars)
     return Document(
         title="Speed",
         metadata={
@@ -255,7 +254,7 @@ def speed_report(speed: Row) -> Document:
                 "Generation",
                 speed["generations"],
                 leave_out=NOT_SHOWN,
-                picture=picture,
+                picture=bar_chart("Tokens per second", bars),
                 name="bench",
             ),
             table_section(

@@ -199,8 +199,7 @@ def quantize_groups(steps: Kernel) -> tuple[Int8Kernel, Int8[Array, "o g"]]:
     errors = [jnp.sum((nearest(scale) * scale - groups) ** 2, axis=2) for scale in scales]
     best = jnp.argmin(jnp.stack(errors), axis=0)[..., None]
     scale = jnp.select([best == number for number in range(4)], scales)
-    weights = nearest(scale).reshape(steps.shape)
-    return weights.astype(jnp.int8), scale[..., 0].astype(jnp.int8)
+    return nearest(scale).reshape(steps.shape).astype(jnp.int8), scale[..., 0].astype(jnp.int8)
 
 
 def pack_int4(weights: Int8Kernel) -> UInt8[Array, "o h"]:

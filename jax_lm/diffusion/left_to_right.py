@@ -278,9 +278,8 @@ class LeftToRight(Drafts):
         after = write(row, evaluation, chosen, inputs, config)
         # What follows a stop token was filled at the step of the stop token.
         steps = row.step + jnp.minimum(jnp.arange(width) - column, kept)
-        is_new = row.masked & ~after.masked
         return after._replace(
-            commit_step=jnp.where(is_new, steps, after.commit_step),
+            commit_step=jnp.where(row.masked & ~after.masked, steps, after.commit_step),
             step=row.step + kept + 1,
             forwards=row.forwards + 1,
         )

@@ -43,8 +43,7 @@ class PathPlanning(Variant):
         """Propose tokens for all positions, and keep the most confident ones."""
         holes = inputs.canvas.holes
         # The model sees the tokens as they are; each hole counts as undecided, for a proposal.
-        undecided = state._replace(masked=holes)
-        evaluation, cache = evaluate(model, undecided, cache, inputs, config)
+        evaluation, cache = evaluate(model, state._replace(masked=holes), cache, inputs, config)
         # 8 positions, .25 of them MASK after this step: the 6 most confident are kept.
         columns = block_columns(holes, inputs.window, config)
         share = inputs.params.ratios[state.step - inputs.window.first_step]

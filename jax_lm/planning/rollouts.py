@@ -65,8 +65,7 @@ def choose_rollout_shape(planned: PlannedStep, topology: Topology) -> MeshShape:
     def copy_bytes(mesh):
         return device_bytes(replace(planned, mesh=mesh))
 
-    held = training_memory(planned).weights + device_bytes(planned)
-    free = usable_memory(topology) - held
+    free = usable_memory(topology) - training_memory(planned).weights - device_bytes(planned)
     # Without room for a copy, sampling streams the sharded training weights.
     return rollout_shape(planned.config, planned.mesh, copy_bytes, free) or planned.mesh
 

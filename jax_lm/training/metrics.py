@@ -144,8 +144,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     as JSON cannot hold them.
     """
     # Resumed at step 20: entries of steps 10 and 20 stay, those of 30 are dropped.
-    resumes = resumed_at and path.is_file()
-    lines = whole_lines(path).splitlines() if resumes else ()
+    lines = whole_lines(path).splitlines() if resumed_at and path.is_file() else ()
     try:
         entries = [json.loads(line) for line in lines]
     except ValueError as error:
