@@ -256,8 +256,9 @@ class DreamConfig:
             value = getattr(self, name)
             is_positive = type(value) in (int, float) and 0 < value < math.inf
             require(name, is_positive, "be a positive number")
-        is_boolean = isinstance(self.tie_word_embeddings, bool)
-        require("tie_word_embeddings", is_boolean, "be true or false")
+        require(
+            "tie_word_embeddings", isinstance(self.tie_word_embeddings, bool), "be true or false"
+        )
         # The rotary embedding splits a head into two halves, so its dimension must be even.
         heads = self.num_attention_heads
         shown = f"num_attention_heads={heads}"

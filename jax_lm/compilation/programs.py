@@ -168,8 +168,9 @@ def make_abstract_model(planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
 
     def make():
         # of an update float32, as the masters of the trainer; frozen weights are converted afterwards
-        dtype = "float32" if planned.is_training else planned.dtype
-        model = DreamForCausalLM(planned.config, dtype=jnp.dtype(dtype))
+        model = DreamForCausalLM(
+            planned.config, dtype=jnp.dtype("float32" if planned.is_training else planned.dtype)
+        )
         if planned.quantization:
             model.quantize(planned.quantization)
         if planned.lora_rank is not None:

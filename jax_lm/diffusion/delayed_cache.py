@@ -63,8 +63,9 @@ class DelayedCache(MultiBlock):
     def begin(self, state, canvas) -> SamplerState:
         state = super().begin(state, canvas)
         finished = jnp.zeros((1, self.count + 1), jnp.int32)
-        parts = Parts(finished, jnp.zeros_like(state.masked))
-        return state._replace(extra=state.extra._replace(parts=parts))
+        return state._replace(
+            extra=state.extra._replace(parts=Parts(finished, jnp.zeros_like(state.masked)))
+        )
 
     def advance_pipeline(self, pipeline, masks, is_stopped, params) -> Pipeline:
         """Begin blocks, and choose the first part that the pass computes; 0 is a whole pass."""

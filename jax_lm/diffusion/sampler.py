@@ -457,8 +457,9 @@ def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchIn
     """Return the inputs of steps that treat the whole region as one block."""
     region = canvas.region
     window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
-    params = SamplingParams.of(options, region.length, region.length)
-    return BatchInputs(CanvasArrays.of(canvas), window, params)
+    return BatchInputs(
+        CanvasArrays.of(canvas), window, SamplingParams.of(options, region.length, region.length)
+    )
 
 
 def block_passes(

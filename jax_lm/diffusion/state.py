@@ -273,5 +273,6 @@ def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> S
     masked = holes & (tokens == mask_id)
     # A token closed by the hook counts as committed by this step.
     closed = jnp.where(state.masked, state.step, state.commit_step)
-    commit_step = jnp.where(masked, NEVER, closed)
-    return state._replace(tokens=tokens, masked=masked, commit_step=commit_step)
+    return state._replace(
+        tokens=tokens, masked=masked, commit_step=jnp.where(masked, NEVER, closed)
+    )

@@ -134,8 +134,9 @@ def canvas_hidden(
         )
         window = jax.tree.map(jnp.asarray, window)
         # [b, n, t] -> [b * n, t]
-        flat = canvases.reshape(-1, t)
-        hidden, cache = block_hidden(model, flat, cache, arrays, window, step.config, remat=remat)
+        hidden, cache = block_hidden(
+            model, canvases.reshape(-1, t), cache, arrays, window, step.config, remat=remat
+        )
         return hidden.reshape(b, n, block.columns.length, -1), cache
 
     if len(block.passes) == 1:

@@ -171,8 +171,9 @@ class Evaluator:
             # random numbers.
             if any(draft.attempt.key not in done for draft in batch):
                 report = terminal.batch_progress(on_progress, start, len(batch), len(drafts))
-                size = min(self.batch_size, len(drafts))
-                attempts = self.decode_batch(batch, size, batch_seed(self.seed, number), report)
+                attempts = self.decode_batch(
+                    batch, min(self.batch_size, len(drafts)), batch_seed(self.seed, number), report
+                )
                 yield from execute_attempts(
                     self.executor, [attempt for attempt in attempts if attempt.key not in done]
                 )

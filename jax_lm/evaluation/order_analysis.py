@@ -81,8 +81,9 @@ def analyze_order(
     rows = []
     for setting in options:
         # All greedy samples are equal.
-        count = samples if setting.temperature > 0 else 1
-        decoded = decode_traces(engine, problems, setting, samples=count, seed=seed)
+        decoded = decode_traces(
+            engine, problems, setting, samples=samples if setting.temperature > 0 else 1, seed=seed
+        )
         traces += decoded
         rows.append(measure_temperature(decoded, problems, executor))
     first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)

@@ -449,8 +449,9 @@ class DiffuCoderInference:
         start_state = None
         is_plain = canvas.room is None and not (options.draft or options.lookahead)
         if on_state and is_plain and not options.decoding.is_pipelined:
-            logprobs = TokenLogProbs.empty(canvas.tokens.shape, 1)
-            start_state = self.sampler.start(canvas, seed)._replace(logprobs=logprobs)
+            start_state = self.sampler.start(canvas, seed)._replace(
+                logprobs=TokenLogProbs.empty(canvas.tokens.shape, 1)
+            )
         sampler = self.sampler
         if ends is not None:
             sampler = sampler.changed(is_over=partial(rows_over, canvas, self.tokenizer, ends))

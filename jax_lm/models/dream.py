@@ -345,8 +345,9 @@ class DreamForCausalLM(nnx.Module):
         # Shardings of the model as it will be, which has scales if it is quantized here.
         shardings = {}
         if mesh is not None:
-            template = parameters(cls.abstract(config, quantization=quantization))
-            shardings = sharding.tree_shardings(template, config, mesh)
+            shardings = sharding.tree_shardings(
+                parameters(cls.abstract(config, quantization=quantization)), config, mesh
+            )
         # weights
         spec = load_spec(
             config,

@@ -162,8 +162,9 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             if config.block_length is not None:
                 hidden = predict_blocks(model, noisy, tokens, samples, config.block_length, remat)
             else:
-                positions = masking.sample_positions(samples)
-                hidden = model.model(noisy, attention, positions, remat=remat)
+                hidden = model.model(
+                    noisy, attention, masking.sample_positions(samples), remat=remat
+                )
                 hidden = masking.align_rows(hidden, model.config, masking.sample_starts(samples))
             return token_log_probs(model, hidden, tokens)
 
@@ -324,8 +325,9 @@ def train(
     # evaluation
     held_out = [fill_rows(batch, parts * row_devices(model.mesh)) for batch in held_out]
     # Held-out masks must not change with the weights, as masks by confidence would.
-    constant = replace(loss, confident_share=0.0)
-    objective = diffusion_loss(graph, constant, model.config.mask_token_id)
+    objective = diffusion_loss(
+        graph, replace(loss, confident_share=0.0), model.config.mask_token_id
+    )
     terms = held_out_terms(objective, config.dtype, parts)
 
     def evaluate(params):
@@ -387,8 +389,9 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
 
     def put(rows):
         count = len(rows) * processes
-        sharding = NamedSharding(mesh, row_spec(count, mesh))
-        return jax.make_array_from_process_local_data(sharding, rows, (count, *rows.shape[1:]))
+        return jax.make_array_from_process_local_data(
+            NamedSharding(mesh, row_spec(count, mesh)), rows, (count, *rows.shape[1:])
+        )
 
     return jax.tree.map(put, batch)
 

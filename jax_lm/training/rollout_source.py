@@ -318,8 +318,9 @@ class RolloutSource:
     def make_rows(self, completions: Completions, number: int, update: int) -> MaskedRows:
         """Place the rows of an update on the devices, with the keys of its masks."""
         reads_steps = self.config.masks.reads_steps
-        ids = jnp.arange(len(completions.tokens))
-        keys = sample_keys(self.config.training.seed, number, update, ids)
+        keys = sample_keys(
+            self.config.training.seed, number, update, jnp.arange(len(completions.tokens))
+        )
         return MaskedRows(
             # In sampling, tokens after the stop token were visible, too.
             tokens=self.put(completions.sampled if reads_steps else completions.tokens),
