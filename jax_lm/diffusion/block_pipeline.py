@@ -7,7 +7,6 @@ its keys and values stay in the cache, as no later block changes them. Each row 
 as a batch of one.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ from jax_lm.diffusion.state import (
     BatchInputs,
     Proposal,
     SamplerState,
-    StepCarry,
     decided_stops,
     each_alone,
     together,
@@ -32,7 +30,6 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import (
     ROWS,
     Pass,
-    Passes,
     StepConfig,
     Variant,
     block_columns,
@@ -41,7 +38,7 @@ from jax_lm.diffusion.step import (
     write,
 )
 from jax_lm.models.attention import attends_by_blocks
-from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar, ScalarBool
+from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar
 from jax_lm.options import CAUSAL, WITH_CAUSAL, require_only
 
 # Fields of a row that a step changes.
@@ -113,18 +110,18 @@ class BlockPipeline(Variant):
         return cls(region.start, region.end, length, decoding.active_blocks, config.attention_block)
 
     @property
-    def request(self) -> str:
+    def request(self):
         return CAUSAL
 
-    def blocks(self, canvas, length) -> Iterable[Block]:
+    def blocks(self, canvas, length):
         return [canvas.region]
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         require_fresh(state, canvas, self.request)
         begun, stored = (jnp.full(len(state.tokens), count, jnp.int32) for count in (self.begun, 0))
         return state._replace(extra=Pipeline(begun, stored))
 
-    def passes(self, passes: Passes) -> Passes:
+    def passes(self, passes):
         """Compute the prompt and the first block, then a window of blocks."""
         config = passes[0].config
         first = replace(config, length=self.length, rows=self.start + self.length)
@@ -132,10 +129,10 @@ class BlockPipeline(Variant):
         steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
         return [Pass(first, 0), Pass(steps, 0)]
 
-    def is_open(self, state, window, config) -> ScalarBool:
+    def is_open(self, state, window, config):
         return jnp.any(state.masked)
 
-    def advance(self, model, state, cache, inputs, config) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Take one denoising step of each row over the blocks that have begun."""
         # which blocks have begun, given the tokens of the last step
         params = inputs.params

@@ -35,7 +35,6 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import (
     CANVASES,
     ROWS,
-    Passes,
     StepConfig,
     Variant,
     block_columns,
@@ -45,7 +44,7 @@ from jax_lm.diffusion.step import (
     skip_idle,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import BatchFlags, ScalarBool, ScalarInt
+from jax_lm.models.shapes import BatchFlags, ScalarInt
 
 # Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
 SHARED: Any = BatchInputs._make((0, None, None))
@@ -81,10 +80,10 @@ class Drafts(Variant):
         return cls(count) if (count := getattr(options, cls.option)) else None
 
     @property
-    def request(self) -> str:
+    def request(self):
         return f"{self.option}={self.count}"
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         rows = state.rows()
         return state._replace(extra=rows._replace(extra=self.blank(rows)))
 
@@ -100,7 +99,7 @@ class Drafts(Variant):
 
         return jax.tree.map(copy, parts)
 
-    def passes(self, passes: Passes) -> Passes:
+    def passes(self, passes):
         """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""
 
         def drafting(config):
@@ -110,10 +109,10 @@ class Drafts(Variant):
 
         return [*(each._replace(config=drafting(each.config)) for each in passes[:-1]), passes[-1]]
 
-    def enter_row(self, row, inputs, config) -> SamplerState:
+    def enter_row(self, row, inputs, config):
         return skip_idle(row, unbounded(inputs), config)
 
-    def enter(self, state, cache, inputs, config) -> StepCarry:
+    def enter(self, state, cache, inputs, config):
         canvas, cache = each_alone((inputs.canvas, cache))
         # Rows that were ended between two calls have no mask left.
         rows = state.extra
@@ -132,10 +131,10 @@ class Drafts(Variant):
             rows = rows._replace(step=jnp.where(is_open, first, rows.step))
         return rows, cache
 
-    def is_going(self, state, window, config) -> ScalarBool:
+    def is_going(self, state, window, config):
         return jnp.any(rows_going(state, window, config))
 
-    def advance(self, model, state, cache, inputs, config) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Advance the rows that take another step; all rows are computed together."""
         going = rows_going(state, inputs.window, config)
         inputs = inputs._replace(canvas=each_alone(inputs.canvas))
@@ -143,7 +142,7 @@ class Drafts(Variant):
         after, cache = advance_rows(model, state, cache, inputs, config, going, SHARED)
         return after._replace(forwards=state.forwards + 1), cache
 
-    def advance_row(self, model, row, cache, inputs, config) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config):
         """Compute a canvas and its drafts, take the verified steps, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -191,7 +190,7 @@ class Drafts(Variant):
 
         return jax.lax.scan(follow, row, length=self.count)[1]
 
-    def leave(self, state, cache, inputs, config) -> StepCarry:
+    def leave(self, state, cache, inputs, config):
         """Return the state of all rows at the step that each has reached; reopen later tokens."""
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state

@@ -85,7 +85,7 @@ SMALLEST_HEAD = 16
 class Variant:
     """A decoding method: one hook for each thing that it may do differently from plain denoising.
 
-    This class is plain denoising. A method
+    This class is plain denoising. A method, whose hooks have the types of those here,
 
     - subclasses it in a file of its own, as a frozen dataclass if it has settings (static under jit);
     - keeps its state between steps in `SamplerState.extra`;

@@ -16,11 +16,11 @@ from jaxtyping import Array
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import SamplingParams, add_noise
+from jax_lm.diffusion.candidates import add_noise
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
-from jax_lm.diffusion.state import NEVER, SamplerState, StepCarry
+from jax_lm.diffusion.state import NEVER
 from jax_lm.diffusion.step import Variant, evaluate, noise
-from jax_lm.models.shapes import BatchCounts, Mask, RowLogits, Tokens
+from jax_lm.models.shapes import BatchCounts, Mask, Tokens
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template, Templates
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
@@ -96,13 +96,13 @@ class VariableLength(Variant):
         return replace(growth, tokens_per_step=options.tokens_per_step)
 
     @property
-    def request(self) -> str:
+    def request(self):
         return "holes that grow"
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
 
-    def params(self, params, state) -> SamplingParams:
+    def params(self, params, state):
         """Replace the schedule, which needs a fixed number of tokens, with a limit of steps.
 
         The limit is a safeguard, and is never reached: a step decides at least one mask, and each
@@ -116,7 +116,7 @@ class VariableLength(Variant):
             ratios=np.ones(1, np.float32),
         )
 
-    def admit(self, logits, state, expand_id) -> RowLogits:
+    def admit(self, logits, state, expand_id):
         """Set the logit of the token that expands to -inf in rows that may not grow.
 
         A row may grow if its room and budget suffice for a step in which every decision expands.
@@ -127,7 +127,7 @@ class VariableLength(Variant):
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
         return jnp.where(is_expand & ~may_expand[:, None, None], -jnp.inf, logits)
 
-    def advance(self, model, state, cache, inputs, config) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Take one denoising step: decide positions, then expand and delete."""
         # compute: rows begin in column 0, so a column number is a position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
