@@ -96,7 +96,7 @@ def find_model(
                 "verified: name the model as well"
             )
         try:
-            folder = base_folder(name)
+            folder = huggingface.resolve(None if name.name == BUILTIN_NAME else name.place)
         except CheckpointError as error:
             raise CheckpointError(
                 f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
@@ -184,13 +184,6 @@ def base_name(model: FolderOrHubId | None) -> NamedBase:
         return NamedBase(str(path.absolute()))
     hub_id = huggingface.HUB_ID.fullmatch(str(model))
     return NamedBase(hub_id["repo"], hub_id["revision"]) if hub_id else NamedBase(str(model))
-
-
-def base_folder(name: NamedBase) -> Path:
-    """Return the folder of the base model that an adapter names."""
-    if name.name == BUILTIN_NAME:
-        return BUILTIN_MODEL
-    return huggingface.resolve(f"{name.name}@{name.revision}" if name.revision else str(name.name))
 
 
 def folder_fingerprint(folder: Path) -> str:

@@ -158,9 +158,13 @@ class NamedBase:
     revision: str | None = None
     fingerprint: str | None = None
 
+    @property
+    def place(self) -> str:
+        """The folder or hub id, with its revision."""
+        return f"{self.name}@{self.revision}" if self.revision else str(self.name)
+
     def __str__(self) -> str:
-        revision = f"@{self.revision}" if self.revision else ""
-        return repr(f"{self.name}{revision}") if self.name else "a model that it does not name"
+        return repr(self.place) if self.name else "a model that it does not name"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The sampler: fills a canvas block by block with the compiled loop over `step`.
+"""The sampler: fills a canvas block by block with the compiled loop over steps.
 
     state = Sampler(model).generate(Canvas.after(ids, mask, 256), GenerationOptions(max_new_tokens=256))
 
@@ -6,7 +6,7 @@ From the top down:
 
     stream    the blocks of a canvas, one after another
     fill      one block: chooses between refresh and step, and calls the compiled loop
-    run       the compiled loop over `jax_lm.diffusion.step.step`
+    run       the compiled loop over `jax_lm.diffusion.step.Variant.advance`
 
 `generate` is `stream` without intermediate states: the compiled loop only returns less often.
 """
@@ -290,7 +290,6 @@ class Sampler:
             raise ValueError(f"hooks, strict_reference: must not be given with {variant.request}")
         return StepConfig(
             length=canvas.region.length,
-            rows=None,
             mask_id=self.mask_id,
             top_k=options.top_k,
             stop_ids=stop_ids if options.early_stop and variant.ends_early else (),
@@ -399,12 +398,13 @@ class Sampler:
         )
         config = StepConfig(
             length=region.length,
-            rows=None,
             mask_id=self.mask_id,
             top_k=options.top_k,
             hooks=Hooks(admits_mask=strict_reference),
         )
-        inputs = one_block(canvas, options, until=step + 1)
+        window = Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=NEVER)
+        params = SamplingParams.of(options, region.length, region.length)
+        inputs = BatchInputs(CanvasArrays.of(canvas), window, params)
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
         # The scores cover only the region's columns.
@@ -436,7 +436,7 @@ class Sampler:
             end = max(rows, min(column - 1 + rows, length))
             rows = width
             start = 0
-        config = StepConfig(length=1, rows=rows, mask_id=self.mask_id, top_k=None)
+        config = StepConfig(length=1, rows=rows, mask_id=self.mask_id)
         inputs = Window.of(block=column, rows=start, first_step=0, until=0, forwards=0)
         result, cache = run_logits(
             self.graph, self.params, cache, tokens, np.int32(length), inputs, config
@@ -451,15 +451,6 @@ class Sampler:
     def forward(self, tokens: Tokens) -> Logits:
         """Return the logits of one forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
-
-
-def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchInputs:
-    """Return the inputs of steps that treat the whole region as one block."""
-    region = canvas.region
-    window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
-    return BatchInputs(
-        CanvasArrays.of(canvas), window, SamplingParams.of(options, region.length, region.length)
-    )
 
 
 def block_passes(

@@ -5,7 +5,7 @@ independent of each other:
 - a block limits which columns a step may commit;
 - a cache limits which rows a step recomputes; a refresh recomputes all of them.
 
-`step` is plain denoising. A decoding method that does something else is a `Variant` in a file of
+`Variant` is plain denoising. A decoding method that does something else is a subclass in a file of
 its own; this file names none of them.
 """
 
@@ -169,8 +169,14 @@ class Variant:
         inputs: BatchInputs,
         config: "StepConfig",
     ) -> StepCarry:
-        """Take one denoising step."""
-        return step(model, state, cache, inputs, config)
+        """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
+        # Block [a, M, M], and a rule that commits the most confident mask:
+        #   proposed   [a, b, c]
+        #   chosen     [0, 0, 1]
+        #   committed  [a, M, c]
+        evaluation, cache = evaluate(model, state, cache, inputs, config)
+        state = state._replace(forwards=state.forwards + 1)
+        return commit(state, evaluation, inputs, config), cache
 
     def advance_row(
         self,
@@ -213,9 +219,9 @@ class StepConfig:
     """
 
     length: int
-    rows: int | None
+    rows: int | None = None
     mask_id: int
-    top_k: int | None
+    top_k: int | None = None
     stop_ids: StopIds = ()
     hooks: Hooks = NO_HOOKS
     variant: Variant = PLAIN
@@ -244,22 +250,6 @@ class Pass(NamedTuple):
 
 
 Passes = list[Pass]
-
-
-def step(
-    model: DreamForCausalLM,
-    state: SamplerState,
-    cache: KVCache,
-    inputs: BatchInputs,
-    config: StepConfig,
-) -> StepCarry:
-    """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
-    # Block [a, M, M], and a rule that commits the most confident mask:
-    #   proposed   [a, b, c]
-    #   chosen     [0, 0, 1]
-    #   committed  [a, M, c]
-    evaluation, cache = evaluate(model, state, cache, inputs, config)
-    return commit(state._replace(forwards=state.forwards + 1), evaluation, inputs, config), cache
 
 
 def evaluate(

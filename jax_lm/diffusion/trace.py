@@ -52,7 +52,7 @@ def decoded_blocks(
     length = options.max_new_tokens
     decoding = options.decoding
     # Filters and MASK do not matter to hidden states.
-    plain = StepConfig(length=length, rows=None, mask_id=0, top_k=None)
+    plain = StepConfig(length=length, mask_id=0)
     canvas = Canvas.after(np.zeros((1, width - length), np.int32), None, length)
     blocks = []
     for block in canvas.blocks(decoding.block_length_in(length)):
