@@ -28,7 +28,7 @@ from jax_lm.models.shapes import (
     ScalarInt,
     Shape,
 )
-from jax_lm.options import ALGS, P2, RULES_BY_SETTING, GenerationOptions
+from jax_lm.options import ALGS, RULES_BY_SETTING, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
 # token is not among them, the draft is rejected: that costs a forward pass, not the text.
@@ -349,18 +349,13 @@ def confidence(
     A position with a larger confidence is committed earlier.
     """
     measures = {
-        # `origin` decides each position by chance alone.
-        "origin": lambda: probability,
-        "maskgit_plus": lambda: probability,
-        P2: lambda: probability,
         "topk_margin": candidates.margin,
         "entropy": candidates.entropy,
         "random": lambda: uniform,
         "left_to_right": lambda: -positions.astype(jnp.float32),
-        # `break_ties` then separates equal scores.
-        "untied": lambda: probability,
     }
-    return lax.switch(alg, [measures[name] for name in ALGS])
+    # Of the others, `origin` decides by chance alone, and `break_ties` separates those of `untied`.
+    return lax.switch(alg, [measures.get(name, lambda: probability) for name in ALGS])
 
 
 def break_ties(scores: RowScores, log_probs: RowScores) -> RowScores:
