@@ -292,7 +292,6 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
     """
 
     def loss(params, batch, key):
-        assert batch.advantages is not None
         return policy_loss(
             score(params, batch.rows),
             batch.old_scores,
