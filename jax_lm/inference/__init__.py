@@ -131,7 +131,10 @@ class DiffuCoderInference:
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
             folder if tokenizer_path is None else tokenizer_path
         )
-        self.require_tokenizer()
+        if self.is_autoregressive:
+            self.tokenizer.require_vocabulary(self.config.vocab_size)
+        else:
+            self.tokenizer.require_ids(self.config)
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
@@ -172,13 +175,6 @@ class DiffuCoderInference:
     def is_autoregressive(self) -> bool:
         """Whether the model predicts only the token after given text."""
         return self.config.is_autoregressive
-
-    def require_tokenizer(self):
-        """Raise TokenizerError unless the tokenizer belongs to the model."""
-        if self.is_autoregressive:
-            self.tokenizer.require_vocabulary(self.config.vocab_size)
-        else:
-            self.tokenizer.require_ids(self.config)
 
     def adapted(self, name: str, adapter: StoredAdapter) -> Sampler:
         """Return a sampler of the model with an adapter; both have the same arrays."""
@@ -323,9 +319,10 @@ class DiffuCoderInference:
         templates = completion_templates(prompts, options.max_new_tokens)
         decode = self.decode_shown if shows_progress else self.decode
         rows = decode(templates, options, seed=seed).rows
-        read = self.tokenizer.decode
         return [
-            ReplayedText.of(row.text, Replay.of(prompt, row, read, options.temperature))
+            ReplayedText.of(
+                row.text, Replay.of(prompt, row, self.tokenizer.decode, options.temperature)
+            )
             for prompt, row in zip(prompts, rows, strict=True)
         ]
 
