@@ -27,9 +27,6 @@ from jax_lm.options import Decoding, GenerationOptions, restrict_options
 from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 
-# Arrays by the name of a module or of an output.
-Tensors = HostArrays
-
 
 def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
     """Return the published settings of DiffuCoder: temperature 0.2, one token per step.
@@ -137,7 +134,7 @@ class Backend(Protocol):
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers: ...
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors: ...
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> HostArrays: ...
 
     def device_peak(self) -> int | None: ...
 
@@ -195,7 +192,7 @@ class JaxBackend:
         )
         return Answers(tokens, int(state.forwards), tied_share(confidence.ravel().tolist()))
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> HostArrays:
         """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit

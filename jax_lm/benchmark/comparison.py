@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_lm.benchmark.backend import Tensors
 from jax_lm.benchmark.machine import machine_lines
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, run_worker
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.config import DreamConfig
 from jax_lm.host.terminal import Report
 from jax_lm.models.dream import DreamForCausalLM
@@ -40,7 +40,7 @@ def missing_packages() -> list[str]:
     return [name for name in TORCH_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def find_differences(ours: Tensors, theirs: Tensors) -> Measurements:
+def find_differences(ours: HostArrays, theirs: HostArrays) -> Measurements:
     """Compare every output.
 
     Returns:

@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from jax_lm.benchmark.backend import Tensors
 from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.config import Fields
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -145,7 +145,7 @@ def relative_error(
     return at_most(name, float(error), tolerance)
 
 
-def check_forward(model: DreamForCausalLM, golden: Tensors, tolerance: float) -> Findings:
+def check_forward(model: DreamForCausalLM, golden: HostArrays, tolerance: float) -> Findings:
     """Compare hidden states layer by layer, logits, and logits with left padding.
 
     Rows of padding are not compared.
@@ -176,7 +176,7 @@ def logits_of(model: DreamForCausalLM, ids: jax.Array, mask: jax.Array | None = 
     return model(ids, mask)
 
 
-def check_bfloat16(checkpoint: Path, golden: Tensors) -> Findings:
+def check_bfloat16(checkpoint: Path, golden: HostArrays) -> Findings:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
     ours = np.asarray(logits_of(model, jnp.asarray(golden["forward.input_ids"])))
@@ -190,7 +190,7 @@ def check_bfloat16(checkpoint: Path, golden: Tensors) -> Findings:
     yield at_most("bfloat16 error / PyTorch's", float(ratio), BF16_DISTANCE_RATIO)
 
 
-def check_int8(checkpoint: Path, golden: Tensors) -> Findings:
+def check_int8(checkpoint: Path, golden: HostArrays) -> Findings:
     """Measure the error of int8 kernels against float32.
 
     Random weights, as recorded here, are the worst case.
@@ -221,14 +221,14 @@ def case_options(case: Fields) -> GenerationOptions:
     return GenerationOptions(num_steps=case["steps"], **{name: case[name] for name in names})
 
 
-def case_canvas(name: str, case: Fields, golden: Tensors) -> Canvas:
+def case_canvas(name: str, case: Fields, golden: HostArrays) -> Canvas:
     """Return a canvas of the prompts of a recorded case."""
     return Canvas.after(
         golden[f"{name}.input_ids"], golden.get(f"{name}.attention_mask"), case["max_new_tokens"]
     )
 
 
-def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
+def check_generation(sampler: Sampler, case: Fields, golden: HostArrays) -> ParityFinding:
     """Compare final sequences, and the canvas after every step.
 
     If several positions have exactly the same confidence, their order is unspecified: it depends on
@@ -257,7 +257,7 @@ def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityF
     return ParityFinding(title, measured, "sequences and history equal", ties is not None)
 
 
-def check_fast_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
+def check_fast_generation(sampler: Sampler, case: Fields, golden: HostArrays) -> ParityFinding:
     """Compare final sequences of Fast-dLLM's decoding with a confidence threshold.
 
     With a cache, the canvas is decoded in blocks, the first token of each block is always committed,

@@ -18,7 +18,8 @@ import torch
 from torch.distributions import Categorical
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from jax_lm.benchmark.backend import Answers, Tensors
+from jax_lm.benchmark.backend import Answers
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.models.dream import DreamConfig
 from jax_lm.options import GenerationOptions
 
@@ -83,7 +84,7 @@ class TorchBackend:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> HostArrays:
         """Return the outputs of the named modules for ids [b, t], and the logits, in float32."""
         outputs = {}
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_lm.benchmark.backend import Tensors
 from jax_lm.benchmark.parity import Findings, largest_difference, read_recording, relative_error
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.training.grpo_config import PolicyLoss
@@ -116,7 +116,7 @@ def loss_and_gradients(
 
 
 def iteration_batch(
-    golden: Tensors, iteration: int, ratio: float, mask_id: int
+    golden: HostArrays, iteration: int, ratio: float, mask_id: int
 ) -> tuple[dict[str, jax.Array], Copies]:
     """Return the recorded rows of an inner iteration, and their copies with the recorded masks."""
     batch = {

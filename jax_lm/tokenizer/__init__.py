@@ -396,8 +396,10 @@ class DiffuCoderTokenizer:
             folder: folder of the tokenizer.
             replace: replace tokens that these files name already, instead of keeping them.
         """
-        pad = self.backend.id_to_token(self.pad_id)
-        special = {"eos_token": self.special.end, "pad_token": pad}
+        special = {
+            "eos_token": self.special.end,
+            "pad_token": self.backend.id_to_token(self.pad_id),
+        }
         special |= {"mask_token": self.special.mask} if self.special.mask else {}
         attributes = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
         added = {
