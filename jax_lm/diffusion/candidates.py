@@ -14,15 +14,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
-from jax_lm.diffusion.nucleus import Rows, RowValue, inverse_cdf, largest
-from jax_lm.models.products import pick
+from jax_lm.diffusion.nucleus import Candidates, Rows, RowValue, largest
 from jax_lm.models.shapes import (
     RowChoice,
     RowIds,
     RowLogits,
     RowMask,
     RowScores,
-    RowValueIds,
     RowValues,
     Scalar,
     ScalarInt,
@@ -185,41 +183,6 @@ class TokenLogProbs(NamedTuple):
         values, ids = largest(logits, count)
         chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
         return cls((chosen - log_total)[..., 0], values - log_total, ids)
-
-
-class Candidates(NamedTuple):
-    """Tokens that a position may become.
-
-    Attributes:
-        log_probs: normalised log-probabilities; -inf is filtered out.
-        ids: ids of the tokens.
-    """
-
-    log_probs: RowValues
-    ids: RowValueIds
-
-    def at(self, index: RowIds) -> RowChoice:
-        """Return the token at an index of each row, and its log-probability."""
-        return pick(self.ids, index), pick(self.log_probs, index)
-
-    def likeliest(self) -> RowChoice:
-        """Return the most likely token of each row, and its log-probability."""
-        return self.at(jnp.argmax(self.log_probs, axis=-1))
-
-    def draw(self, uniform: RowScores) -> RowChoice:
-        """Draw a token of each row by its probability; also return its log-probability."""
-        return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
-
-    def margin(self) -> RowScores:
-        """Return the probability of the most likely token minus that of the second."""
-        # A single candidate has no second: its margin is its probability.
-        best = jnp.exp(lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
-        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
-
-    def entropy(self) -> RowScores:
-        """Return the sum of p log p (negative entropy), as the reference computes it."""
-        probs = jnp.exp(self.log_probs)
-        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
 
 
 def filtered(

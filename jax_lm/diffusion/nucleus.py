@@ -1,4 +1,4 @@
-"""The candidates of a row of logits over the whole vocabulary, found without a sort.
+"""Candidates: a few tokens, or a row of logits over the whole vocabulary, found without a sort.
 
 A sort of 152,064 columns costs many times a small model on a CPU, and is slow on GPUs and TPUs.
 A nucleus needs none. In plain terms, for one row:
@@ -293,6 +293,41 @@ def draw_chunk(sums: ChunkValues, uniform: RowScores) -> RowChoice:
     return chunk, jnp.clip((uniform * jnp.sum(sums, axis=-1) - before) / own, 0.0, 1 - 1e-6)
 
 
+class Candidates(NamedTuple):
+    """Tokens that a position may become.
+
+    Attributes:
+        log_probs: normalised log-probabilities; -inf is filtered out.
+        ids: ids of the tokens.
+    """
+
+    log_probs: RowValues
+    ids: RowValueIds
+
+    def at(self, index: RowIds) -> RowChoice:
+        """Return the token at an index of each row, and its log-probability."""
+        return pick(self.ids, index), pick(self.log_probs, index)
+
+    def likeliest(self) -> RowChoice:
+        """Return the most likely token of each row, and its log-probability."""
+        return self.at(jnp.argmax(self.log_probs, axis=-1))
+
+    def draw(self, uniform: RowScores) -> RowChoice:
+        """Draw a token of each row by its probability; also return its log-probability."""
+        return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
+
+    def margin(self) -> RowScores:
+        """Return the probability of the most likely token minus that of the second."""
+        # A single candidate has no second: its margin is its probability.
+        best = jnp.exp(lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
+        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
+
+    def entropy(self) -> RowScores:
+        """Return the sum of p log p (negative entropy), as the reference computes it."""
+        probs = jnp.exp(self.log_probs)
+        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
+
+
 class Rows(NamedTuple):
     """Rows of logits, each filtered to its candidates.
 
@@ -373,9 +408,7 @@ class Rows(NamedTuple):
         ids = chunk[..., None] * CHUNK + jnp.arange(CHUNK)
         # The last chunk may reach beyond the vocabulary.
         logits = jnp.take_along_axis(self.logits, ids, axis=-1, mode="fill", fill_value=-jnp.inf)
-        log_probs = self.log_probs(logits, ids)
-        index = inverse_cdf(jnp.exp(log_probs), rest)
-        return pick(ids, index), pick(log_probs, index)
+        return Candidates(self.log_probs(logits, ids), ids).draw(rest)
 
     def margin(self) -> RowScores:
         """Return the probability of the most likely token minus that of the second."""

@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.config import Fields
-from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
+from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.nucleus import Candidates
 from jax_lm.models.dream import LayerCaches
 from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import (

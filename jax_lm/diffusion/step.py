@@ -23,7 +23,6 @@ from jaxtyping import Array, Bool, Float
 from jax_lm.config import Texts
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import (
-    Candidates,
     SamplingParams,
     TokenLogProbs,
     add_noise,
@@ -37,7 +36,7 @@ from jax_lm.diffusion.candidates import (
 )
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.masking import align_rows
-from jax_lm.diffusion.nucleus import Rows, in_parts, map_columns
+from jax_lm.diffusion.nucleus import Candidates, Rows, in_parts, map_columns
 from jax_lm.diffusion.state import (
     NO_HOOKS,
     BatchInputs,
