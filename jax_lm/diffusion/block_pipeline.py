@@ -110,7 +110,7 @@ class BlockPipeline(Variant):
         return cls(region.start, region.end, length, decoding.active_blocks, config.attention_block)
 
     @property
-    def request(self):
+    def request(self) -> str:
         return CAUSAL
 
     def blocks(self, canvas, length):

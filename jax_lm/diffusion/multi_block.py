@@ -42,7 +42,7 @@ class MultiBlock(BlockPipeline):
         )
 
     @property
-    def request(self):
+    def request(self) -> str:
         return ACTIVE_BLOCKS
 
     def passes(self, passes):

@@ -114,7 +114,7 @@ class CodeFormat(Reward):
         if not isinstance(self.language, str) or not self.language.strip() or "`" in self.language:
             raise ValueError(f"language must be a word such as 'python', not {self.language!r}")
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         return [
             format_score(text, self.language, strict_reference=self.strict_reference)
             for text in texts
@@ -148,7 +148,7 @@ class Code(Reward):
             )
         super().require_columns(names)
 
-    def applies(self, columns, row):
+    def applies(self, columns, row) -> bool:
         return super().applies(columns, row) and bool(tests_at(columns, row))
 
     def program(self, text: str) -> str:
@@ -157,7 +157,7 @@ class Code(Reward):
             return extract_code(text)
         return ""
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         scores: Scores = [0.0] * len(texts)
         programs = list(map(self.program, texts))
         rows = [row for row, program in enumerate(programs) if program]
@@ -190,7 +190,7 @@ class BinaryCode(Code):
 
     name = "binary_code"
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         passes = operator.gt if self.strict_reference else operator.ge
         shares = super().score(texts, columns)
         return [
@@ -208,7 +208,7 @@ class CompletedCode(Code):
     name = "completed_code"
     needs = ("prefix",)
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]
         return super().score(programs, columns)
 

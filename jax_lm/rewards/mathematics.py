@@ -12,7 +12,7 @@ from math import cos, pi
 from threading import current_thread, main_thread
 
 from jax_lm.options import require_sizes
-from jax_lm.rewards.reward import Reward
+from jax_lm.rewards.reward import Reward, Scores
 
 
 def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
@@ -59,7 +59,7 @@ class AnswerReward(Reward):
         import_module("math_verify")
         super().require_columns(names)
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
         lengths = [
             len(text) for text, correct in zip(texts, verdicts, strict=True) if correct is not None
@@ -87,7 +87,7 @@ class Accuracy(AnswerReward):
 
     name = "accuracy"
 
-    def value(self, length, correct, bounds):
+    def value(self, length, correct, bounds) -> float:
         return float(correct)
 
 
@@ -110,7 +110,7 @@ class Cosine(AnswerReward):
     def __post_init__(self):
         require_sizes(self, "max_len")
 
-    def value(self, length, correct, bounds):
+    def value(self, length, correct, bounds) -> float:
         # A correct answer of 500 of 1000 characters: halfway from 1.0 to 0.5, 0.75.
         start = self.min_value_wrong
         end = self.max_value_wrong
@@ -131,7 +131,7 @@ class Length(AnswerReward):
 
     name = "length"
 
-    def value(self, length, correct, bounds):
+    def value(self, length, correct, bounds) -> float:
         # Lengths 10, 20 and 30 score 0.5, 0 and -0.5.
         shortest, longest = bounds
         value = 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0

@@ -38,7 +38,7 @@ def text_of(completion: Chat) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward(ABC):
-    """A named reward; its settings are its fields. Subclasses have the types of these methods.
+    """A named reward; its settings are its fields.
 
         code_format_reward(prompts, completions)                   # scores
         code_format_reward(language="rust")                        # a reward with other settings

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from jax_lm.options import require_sizes
-from jax_lm.rewards.reward import Reward
+from jax_lm.rewards.reward import Reward, Scores
 
 # Line breaks are part of the tags: open-r1 requires each tag on its own line.
 TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
@@ -28,7 +28,7 @@ class Format(Reward):
 
     name = "format"
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         return [float(ANSWERED.match(text) is not None) for text in texts]
 
 
@@ -37,7 +37,7 @@ class TagCount(Reward):
 
     name = "tag_count"
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         return [sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS) for text in texts]
 
 
@@ -46,7 +46,7 @@ class ReasoningSteps(Reward):
 
     name = "reasoning_steps"
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         return [min(1.0, len(STEP.findall(text)) / ENOUGH_STEPS) for text in texts]
 
 
@@ -68,7 +68,7 @@ class RepetitionPenalty(Reward):
         if self.max_penalty > 0:
             raise ValueError(f"max_penalty must not be positive, not {self.max_penalty}")
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         return [self.penalty(text.lower().split()) for text in texts]
 
     def penalty(self, words: list[str]) -> float:
@@ -101,7 +101,7 @@ class SoftOverlongPunishment(Reward):
                 f"({self.max_completion_len}), not {self.soft_punish_cache}"
             )
 
-    def score(self, texts, columns):
+    def score(self, texts, columns) -> Scores:
         # defaults: 12288 tokens -> 0, 14336 -> -0.5, 16384 and more -> -1
         free = self.max_completion_len - self.soft_punish_cache
         # without a cache, any excess is -1
