@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 Texts = tuple[str, ...]
 Ints = tuple[int, ...]
 Floats = tuple[float, ...]
-# Our names by those of the published code.
+# Texts by name; also our names by those of the published code.
 Names = Mapping[str, str]
 
 
@@ -67,7 +67,7 @@ class Family:
 
     name: str
     types: Mapping[str, Architecture]
-    classes: Mapping[str, str]
+    classes: Names
     shifts: bool = True
     attention: str = "full"
     prompt: str = "start"
@@ -90,7 +90,12 @@ def pairs(table: str) -> Names:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+def read_table(module: str, name: str) -> Fields:
+    """Read a TOML file next to a module."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
+TABLE = read_table(__file__, "families.toml")
 
 
 def read_families() -> tuple[Family, ...]:
@@ -244,14 +249,16 @@ class DreamConfig:
         for name in SIZES if block is None else [*SIZES, "block_size"]:
             value = getattr(self, name)
             require(name, type(value) is int and value > 0, "be a positive integer")
-        are_few = self.num_hidden_layers <= MAX_LAYERS
-        require("num_hidden_layers", are_few, f"be at most {MAX_LAYERS}")
+        require(
+            "num_hidden_layers", self.num_hidden_layers <= MAX_LAYERS, f"be at most {MAX_LAYERS}"
+        )
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            is_number = type(value) in (int, float)
-            require(name, is_number and 0 < value < math.inf, "be a positive number")
-        is_boolean = isinstance(self.tie_word_embeddings, bool)
-        require("tie_word_embeddings", is_boolean, "be true or false")
+            is_positive = type(value) in (int, float) and 0 < value < math.inf
+            require(name, is_positive, "be a positive number")
+        require(
+            "tie_word_embeddings", isinstance(self.tie_word_embeddings, bool), "be true or false"
+        )
         # The rotary embedding splits a head into two halves, so its dimension must be even.
         heads = self.num_attention_heads
         shown = f"num_attention_heads={heads}"
@@ -285,6 +292,11 @@ class DreamConfig:
         return find_family(
             self.model_type, self.mask_token_id, self.block_size, is_causal=self.is_causal
         )
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether the model predicts only the token after given text, and no masked tokens."""
+        return not self.family.is_diffusion
 
     @property
     def is_unidirectional(self) -> bool:

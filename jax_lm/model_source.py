@@ -12,15 +12,13 @@ from pathlib import Path
 
 from jax_lm.checkpoints import huggingface, peft
 from jax_lm.checkpoints.fingerprint import weights_fingerprint
-from jax_lm.checkpoints.huggingface import BUILTIN_MODEL, BUILTIN_NAME
+from jax_lm.checkpoints.huggingface import BUILTIN_MODEL, BUILTIN_NAME, FolderOrHubId
 from jax_lm.checkpoints.loading import open_checkpoint
 from jax_lm.checkpoints.peft import NamedBase, StoredAdapter
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.tokenizer import DIFFUSION_PAD, DiffuCoderTokenizer
 
-# Where a model or an adapter is.
-FolderOrHubId = str | Path
 logger = logging.getLogger(__name__)
 
 
@@ -85,19 +83,11 @@ def find_model(
         ValueError: no model is given, and the adapter does not identify its base by name and
             fingerprint.
     """
-    # a model without an adapter
-    if adapter is None:
+    # the given model, or the base that the adapter names
+    stored = None if adapter is None else find_adapter(adapter)
+    if stored is None or model is not None:
         folder = huggingface.resolve(model)
-        if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
-            raise CheckpointError(
-                f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
-            )
-        return ModelSource(folder, base_name(model))
-    # an adapter, on the given model or on the base that it names
-    stored = find_adapter(adapter)
-    if model is not None:
         name = base_name(model)
-        folder = huggingface.resolve(model)
     else:
         name = stored.base
         if not (name.name and name.fingerprint):
@@ -106,13 +96,17 @@ def find_model(
                 "verified: name the model as well"
             )
         try:
-            folder = base_folder(name)
+            folder = huggingface.resolve(None if name.name == BUILTIN_NAME else name.place)
         except CheckpointError as error:
             raise CheckpointError(
                 f"adapter {str(adapter)!r} was trained on {name}: {error}; name the model"
             ) from None
+    if stored is None and peft.is_adapter(folder):
+        raise CheckpointError(
+            f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
+        )
     source = ModelSource(folder, replace(name, fingerprint=None), stored)
-    return source if allow_other_base else check_base(source)
+    return source if stored is None or allow_other_base else check_base(source)
 
 
 def find_adapters(
@@ -190,13 +184,6 @@ def base_name(model: FolderOrHubId | None) -> NamedBase:
         return NamedBase(str(path.absolute()))
     hub_id = huggingface.HUB_ID.fullmatch(str(model))
     return NamedBase(hub_id["repo"], hub_id["revision"]) if hub_id else NamedBase(str(model))
-
-
-def base_folder(name: NamedBase) -> Path:
-    """Return the folder of the base model that an adapter names."""
-    if name.name == BUILTIN_NAME:
-        return BUILTIN_MODEL
-    return huggingface.resolve(f"{name.name}@{name.revision}" if name.revision else str(name.name))
 
 
 def folder_fingerprint(folder: Path) -> str:

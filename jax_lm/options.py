@@ -549,12 +549,13 @@ def restrict_options(options: GenerationOptions, config: DreamConfig) -> Generat
     Raises:
         ValueError: the options ask for something else.
     """
-    if not config.family.is_diffusion:
+    if config.is_autoregressive:
         return options.left_to_right()
     if config.is_causal and options.alg == DEFAULT_ALG:
         options = replace(options, alg="left_to_right")
-    decoding = options.decoding.within_blocks(config.decoding_block, config.family.name)
-    return options.with_settings(decoding=decoding)
+    return replace(
+        options, decoding=options.decoding.within_blocks(config.decoding_block, config.family.name)
+    )
 
 
 DEFAULTS = GenerationOptions()

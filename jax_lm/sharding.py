@@ -113,9 +113,12 @@ class MeshShape:
         number of devices, because tensor=1 is always possible.
         """
         # 8 devices and 4 key/value heads: tensor=4,data=2, then tensor=2,data=4, then data=8
-        heads = config.num_key_value_heads
         shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in divisors(devices))
-        return [each for each in shapes if not (heads % each.tensor or each.obstacles(config))]
+        return [
+            shape
+            for shape in shapes
+            if config.num_key_value_heads % shape.tensor == 0 and not shape.obstacles(config)
+        ]
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":

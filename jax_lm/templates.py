@@ -133,6 +133,9 @@ class Template:
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
 
 
+Templates = Sequence[Template]
+
+
 def gap_ids(tokenizer: DiffuCoderTokenizer) -> TokenIds:
     """Return the ids of the gap tokens. Raises ValueError if the tokenizer lacks one."""
     found = (tokenizer.backend.token_to_id(token) for token in GAP_TOKENS)

@@ -8,8 +8,8 @@ from cases.generation import greedy
 
 from jax_lm.diffusion import candidates as of_candidates
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import Candidates, SamplingParams, break_ties
-from jax_lm.diffusion.nucleus import Rows
+from jax_lm.diffusion.candidates import SamplingParams, break_ties
+from jax_lm.diffusion.nucleus import Candidates, Rows
 from jax_lm.options import ALGS, GenerationOptions
 
 MASK_ID = 0

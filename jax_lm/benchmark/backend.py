@@ -3,7 +3,7 @@
 PyTorch's implementation is in `torch_reference`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array
 
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
-from jax_lm.checkpoints.stored import QUANTIZED
+from jax_lm.checkpoints.stored import QUANTIZED, Arrays, HostArrays
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -27,10 +26,6 @@ from jax_lm.models.shapes import HostTokens
 from jax_lm.options import Decoding, GenerationOptions, restrict_options
 from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
-
-Arrays = dict[str, Array]
-# Arrays by the name of a module or of an output.
-Tensors = Mapping[str, np.ndarray]
 
 
 def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
@@ -139,7 +134,7 @@ class Backend(Protocol):
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers: ...
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors: ...
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> HostArrays: ...
 
     def device_peak(self) -> int | None: ...
 
@@ -197,7 +192,7 @@ class JaxBackend:
         )
         return Answers(tokens, int(state.forwards), tied_share(confidence.ravel().tolist()))
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> HostArrays:
         """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit

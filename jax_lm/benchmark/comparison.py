@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jax_lm.benchmark.backend import Tensors
 from jax_lm.benchmark.machine import machine_lines
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, run_worker
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.config import DreamConfig
 from jax_lm.host.terminal import Report
 from jax_lm.models.dream import DreamForCausalLM
@@ -40,7 +40,7 @@ def missing_packages() -> list[str]:
     return [name for name in TORCH_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def find_differences(ours: Tensors, theirs: Tensors) -> Measurements:
+def find_differences(ours: HostArrays, theirs: HostArrays) -> Measurements:
     """Compare every output.
 
     Returns:
@@ -146,9 +146,12 @@ def differences_within(differences: Measurements, tolerance: float) -> tuple[int
 def numbers_verdict(differences: Measurements, tolerance: float) -> Verdict:
     """Judge whether every output is within the tolerance."""
     within, largest = differences_within(differences, tolerance)
-    measured = f"{within} of {len(differences)} outputs; largest {largest}"
-    expected = f"relative difference at most {tolerance:g}"
-    return Verdict("numbers as in PyTorch", expected, measured, within == len(differences))
+    return Verdict(
+        "numbers as in PyTorch",
+        f"relative difference at most {tolerance:g}",
+        f"{within} of {len(differences)} outputs; largest {largest}",
+        within == len(differences),
+    )
 
 
 def generation_rows(result: Row) -> Measurements:
@@ -273,8 +276,9 @@ def number_sections(differences: Measurements) -> list[Section]:
     picture = row_chart(
         "Decimal digits that agree", chart_rows, "layer", "digits", by="kind", top=DIGITS
     )
-    rows = list(by_layer.values())
     return [
         table_section("Numbers outside of the layers", outside, leave_out=("name",), text=text),
-        table_section("Numbers by layer", rows, text=text, picture=picture, name="digits"),
+        table_section(
+            "Numbers by layer", [*by_layer.values()], text=text, picture=picture, name="digits"
+        ),
     ]

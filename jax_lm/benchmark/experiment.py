@@ -127,11 +127,9 @@ class ExperimentSteps:
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
         """Decode answers of full length, so that equal batches are the same amount of work."""
-        options = GenerationOptions(
-            max_new_tokens=tokens, temperature=temperature, early_stop=False
-        )
         return self.engine.decode(
-            [Template.completion(prompt, tokens) for prompt in prompts], options
+            [Template.completion(prompt, tokens) for prompt in prompts],
+            GenerationOptions(max_new_tokens=tokens, temperature=temperature, early_stop=False),
         )
 
     def environment(self, done: Rows) -> Row:
@@ -259,8 +257,9 @@ class ExperimentSteps:
         """
         if jax.default_backend() == "cpu":
             raise LeftOut("the device is the CPU")
-        backend = JaxBackend(self.engine.sampler)
-        here = time_generation(backend, CPU_CELL, self.settings.repeats, with_forward=True)
+        here = time_generation(
+            JaxBackend(self.engine.sampler), CPU_CELL, self.settings.repeats, with_forward=True
+        )
         result, _ = self.run_on_cpu("jax", cells=(CPU_CELL,))
         [there] = result["cells"]
         return {"here": here, "cpu": there, "ratio": there["seconds"] / here["seconds"]}
@@ -306,9 +305,11 @@ class ExperimentSteps:
             raise LeftOut(str(error)) from error
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)
         problems = load_held_out_problems(self.settings.tasks)
-        size = min(TASK_BATCH, len(problems))
         evaluator = Evaluator(
-            engine=self.engine, executor=Local(tier), options=options, batch_size=size
+            engine=self.engine,
+            executor=Local(tier),
+            options=options,
+            batch_size=min(TASK_BATCH, len(problems)),
         )
         attempts = list(evaluator.attempts(problems))
         return {

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jax_lm.benchmark.comparison import differences_within, worst
 from jax_lm.benchmark.machine import MACHINE_LINES, limits_text, machine_lines
+from jax_lm.config import Names
 from jax_lm.reports.charts import Number
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, Outcome, Rows, Step
@@ -179,14 +180,16 @@ CRITERIA: tuple[Criterion, ...] = (
 def forward_section(rows: Measurements) -> Section:
     """Return the section about the speed of forward passes by batch size."""
     [row] = rows
-    picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
-    text = f"{row['width']} positions per row, logits of every position."
     return table_section(
-        "Forward passes by batch", row["rows"], text=text, picture=picture, name="forward"
+        "Forward passes by batch",
+        row["rows"],
+        text=f"{row['width']} positions per row, logits of every position.",
+        picture=row_chart("Positions per second", row["rows"], "batch", "tokens_per_second"),
+        name="forward",
     )
 
 
-def title_completions(completions: Mapping[str, str]) -> dict[str, str]:
+def title_completions(completions: Names) -> Names:
     """Return completions by prompt as completions by title, for the listing of a section."""
     return {f"Completion of {prompt!r}": text for prompt, text in completions.items()}
 
@@ -196,12 +199,13 @@ def pytorch_section(rows: Measurements) -> Section:
     [row] = rows
     kinds = dict.fromkeys(each["kind"] for each in row["differences"])
     shown = [worst([each for each in row["differences"] if each["kind"] == kind]) for kind in kinds]
-    text = (
-        f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
+    return table_section(
+        "Parity with PyTorch",
+        shown,
+        text=f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
         f"Equal greedy tokens: {row['greedy_agreement']:.1%}. {len(row['differences'])} outputs; "
-        "the worst of each kind:"
+        "the worst of each kind:",
     )
-    return table_section("Parity with PyTorch", shown, text=text)
 
 
 def quality_section(rows: Measurements) -> Section:
@@ -211,9 +215,12 @@ def quality_section(rows: Measurements) -> Section:
         "{name}: {outcome}".format_map(each): each["program"]
         for each in row["attempts"][:SHOWN_PROGRAMS]
     }
-    text = "{passed} of {tasks} programs pass their tests (sandbox: {tier}).".format_map(row)
     return table_section(
-        "Quality", row["attempts"], leave_out=("program",), text=text, listing=texts
+        "Quality",
+        row["attempts"],
+        leave_out=("program",),
+        text="{passed} of {tasks} programs pass their tests (sandbox: {tier}).".format_map(row),
+        listing=texts,
     )
 
 
@@ -291,7 +298,7 @@ def experiment_report(
     )
 
 
-def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
+def experiment_metadata(rows: Rows, name: str) -> Names:
     """Describe the model and the environment."""
     metadata = {"model": name}
     if model := rows.get("loading", rows.get("weights")):

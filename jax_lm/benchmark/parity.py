@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from jax_lm.benchmark.backend import Tensors
 from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.config import Fields
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
@@ -51,9 +51,10 @@ class ParityFinding:
     passed: bool
 
 
-def check_parity(
-    folder: Path, *, tolerance: float, tokenizer: Path | None = None
-) -> Iterator[ParityFinding]:
+Findings = Iterator[ParityFinding]
+
+
+def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Findings:
     """Compare everything that a folder holds.
 
     Args:
@@ -144,9 +145,7 @@ def relative_error(
     return at_most(name, float(error), tolerance)
 
 
-def check_forward(
-    model: DreamForCausalLM, golden: Tensors, tolerance: float
-) -> Iterator[ParityFinding]:
+def check_forward(model: DreamForCausalLM, golden: HostArrays, tolerance: float) -> Findings:
     """Compare hidden states layer by layer, logits, and logits with left padding.
 
     Rows of padding are not compared.
@@ -168,8 +167,7 @@ def check_forward(
     padded = logits_of(model, jnp.asarray(golden["padded.input_ids"]), jnp.asarray(mask))
     # logits of the real tokens alone [tokens, v]
     ours = np.asarray(padded)[mask == 1]
-    theirs = golden["padded.logits"][mask == 1]
-    yield largest_difference("padded.logits", ours, theirs, tolerance)
+    yield largest_difference("padded.logits", ours, golden["padded.logits"][mask == 1], tolerance)
 
 
 @nnx.jit
@@ -178,21 +176,21 @@ def logits_of(model: DreamForCausalLM, ids: jax.Array, mask: jax.Array | None = 
     return model(ids, mask)
 
 
-def check_bfloat16(checkpoint: Path, golden: Tensors) -> Iterator[ParityFinding]:
+def check_bfloat16(checkpoint: Path, golden: HostArrays) -> Findings:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
     ours = np.asarray(logits_of(model, jnp.asarray(golden["forward.input_ids"])))
     theirs = golden["forward_bf16.logits"].astype(np.float32)
     exact = golden["forward.logits"]
-    difference = np.abs(ours - theirs).mean()
-    yield at_most("bfloat16 logits, mean", float(difference), BF16_MEAN_DIFFERENCE)
+    difference = float(np.abs(ours - theirs).mean())
+    yield at_most("bfloat16 logits, mean", difference, BF16_MEAN_DIFFERENCE)
     yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
     # Both are compared with float32: our mean error may be at most the bound times PyTorch's.
     ratio = np.abs(ours - exact).mean() / np.abs(theirs - exact).mean()
     yield at_most("bfloat16 error / PyTorch's", float(ratio), BF16_DISTANCE_RATIO)
 
 
-def check_int8(checkpoint: Path, golden: Tensors) -> Iterator[ParityFinding]:
+def check_int8(checkpoint: Path, golden: HostArrays) -> Findings:
     """Measure the error of int8 kernels against float32.
 
     Random weights, as recorded here, are the worst case.
@@ -223,13 +221,14 @@ def case_options(case: Fields) -> GenerationOptions:
     return GenerationOptions(num_steps=case["steps"], **{name: case[name] for name in names})
 
 
-def case_canvas(name: str, case: Fields, golden: Tensors) -> Canvas:
+def case_canvas(name: str, case: Fields, golden: HostArrays) -> Canvas:
     """Return a canvas of the prompts of a recorded case."""
-    prompts = golden[f"{name}.input_ids"]
-    return Canvas.after(prompts, golden.get(f"{name}.attention_mask"), case["max_new_tokens"])
+    return Canvas.after(
+        golden[f"{name}.input_ids"], golden.get(f"{name}.attention_mask"), case["max_new_tokens"]
+    )
 
 
-def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
+def check_generation(sampler: Sampler, case: Fields, golden: HostArrays) -> ParityFinding:
     """Compare final sequences, and the canvas after every step.
 
     If several positions have exactly the same confidence, their order is unspecified: it depends on
@@ -258,7 +257,7 @@ def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityF
     return ParityFinding(title, measured, "sequences and history equal", ties is not None)
 
 
-def check_fast_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
+def check_fast_generation(sampler: Sampler, case: Fields, golden: HostArrays) -> ParityFinding:
     """Compare final sequences of Fast-dLLM's decoding with a confidence threshold.
 
     With a cache, the canvas is decoded in blocks, the first token of each block is always committed,

@@ -111,7 +111,7 @@ def time_forwards(
 
     # Without a cache there is one kind of pass, with one there are two.
     kinds = (("exact", ("canvas",)), ("fast", ("refresh", "window")))
-    if not sampler.config.family.is_diffusion:
+    if sampler.config.is_autoregressive:
         kinds = (("exact", ("prompt", "step")),)
     for preset, names in kinds:
         options = restrict_options(model_card_options(canvas.region.length, preset), sampler.config)
@@ -121,9 +121,8 @@ def time_forwards(
         for name, (config, first_row, _) in zip(names, passes, strict=True):
             inputs = inputs._replace(window=inputs.window.updated(rows=first_row))
             # From left to right, a pass decides one column of the region.
-            length = config.length if sampler.config.family.is_diffusion else 1
-            block = replace(config, length=length)
-            seconds = time(run_block_logits, state.tokens, inputs, block)
+            length = 1 if sampler.config.is_autoregressive else config.length
+            seconds = time(run_block_logits, state.tokens, inputs, replace(config, length=length))
             step_seconds = time(run, state, inputs, config)
             # `config.rows` is None where all rows are recomputed.
             rows = width if config.rows is None else config.rows
@@ -241,8 +240,6 @@ def speed_report(speed: Row) -> Document:
          row["tokens_per_second"])
         for row in speed["generations"]
     ]  # fmt: skip
-    picture = bar_chart("Tokens per second", bars)
-    text = "Every position of the block is masked. The bound is the roofline."
     return Document(
         title="Speed",
         metadata={
@@ -257,9 +254,13 @@ def speed_report(speed: Row) -> Document:
                 "Generation",
                 speed["generations"],
                 leave_out=NOT_SHOWN,
-                picture=picture,
+                picture=bar_chart("Tokens per second", bars),
                 name="bench",
             ),
-            table_section("One forward pass", speed["forwards"], text=text),
+            table_section(
+                "One forward pass",
+                speed["forwards"],
+                text="Every position of the block is masked. The bound is the roofline.",
+            ),
         ),
     )

@@ -15,6 +15,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax_lm.host.compile_clock import compile_clock
 from jax_lm.reports.tables import Row
 
+# A function to time.
+Call = Callable[[], Any]
 CACHE_SWITCH = "jax_enable_compilation_cache"
 
 
@@ -67,7 +69,7 @@ class Timing(NamedTuple):
         return self.row["seconds"]
 
 
-def time_once(call: Callable[[], Any]) -> tuple[tuple[float, int], Any]:
+def time_once(call: Call) -> tuple[tuple[float, int], Any]:
     """Call a function; returns its seconds and compilations, and its result."""
     before = compile_clock().count
     start = perf_counter()
@@ -76,9 +78,7 @@ def time_once(call: Callable[[], Any]) -> tuple[tuple[float, int], Any]:
     return (perf_counter() - start, compile_clock().count - before), result
 
 
-def time_call(
-    call: Callable[[], Any], repeats: int, *, warm_up: Callable[[], Any] | None = None
-) -> Timing:
+def time_call(call: Call, repeats: int, *, warm_up: Call | None = None) -> Timing:
     """Time a function after a first call, which `warm_up` may replace."""
     calls = []
     result = None

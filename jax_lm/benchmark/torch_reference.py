@@ -18,7 +18,8 @@ import torch
 from torch.distributions import Categorical
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from jax_lm.benchmark.backend import Answers, Tensors
+from jax_lm.benchmark.backend import Answers
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.models.dream import DreamConfig
 from jax_lm.options import GenerationOptions
 
@@ -83,7 +84,7 @@ class TorchBackend:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> HostArrays:
         """Return the outputs of the named modules for ids [b, t], and the logits, in float32."""
         outputs = {}
 
@@ -119,11 +120,10 @@ def diffusion_generate(
 ) -> list[torch.Tensor]:
     """Run Dream's loop at alg_temp 0; returns the canvas [b, t] after each step."""
     steps = options.steps
-    device = prompts.device
     assert steps
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
     # Noise levels from 1 down to EPSILON, one per step boundary [steps + 1].
-    times = torch.linspace(1, EPSILON, steps + 1, device=device)
+    times = torch.linspace(1, EPSILON, steps + 1, device=prompts.device)
     canvases = []
     for step in range(steps):
         masked = x == backend.mask_id

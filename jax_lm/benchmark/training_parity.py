@@ -5,7 +5,6 @@ The folder holds `checkpoint/`, `coupled_grpo.safetensors` (inputs and outputs o
 """
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_lm.benchmark.backend import Tensors
-from jax_lm.benchmark.parity import (
-    ParityFinding,
-    largest_difference,
-    read_recording,
-    relative_error,
-)
+from jax_lm.benchmark.parity import Findings, largest_difference, read_recording, relative_error
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.training.grpo_config import PolicyLoss
@@ -43,7 +37,7 @@ GRADIENT_TOLERANCE = 1e-4
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
 
 
-def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
+def check_training_parity(folder: Path) -> Findings:
     """Compare scores, advantages, and loss, divergence and gradients of each inner iteration.
 
     Raises:
@@ -78,13 +72,15 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
         )
         name = f"iteration {iteration}"
         # [rows, iterations, tokens]: one iteration
-        theirs = golden["per_token_logps"][:, iteration]
-        yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
+        yield largest_difference(
+            f"{name}, scores", scores, golden["per_token_logps"][:, iteration], SCORE_TOLERANCE
+        )
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", kl, golden[f"kl.{iteration}"], LOSS_TOLERANCE)
         norm = optax.tree.norm(gradients)[None]
-        expected = golden[f"grad_norm.{iteration}"]
-        yield relative_error(f"{name}, gradient norm", norm, expected, GRADIENT_TOLERANCE)
+        yield relative_error(
+            f"{name}, gradient norm", norm, golden[f"grad_norm.{iteration}"], GRADIENT_TOLERANCE
+        )
         by_name = flatten(gradients)
         prefix = f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
@@ -120,7 +116,7 @@ def loss_and_gradients(
 
 
 def iteration_batch(
-    golden: Tensors, iteration: int, ratio: float, mask_id: int
+    golden: HostArrays, iteration: int, ratio: float, mask_id: int
 ) -> tuple[dict[str, jax.Array], Copies]:
     """Return the recorded rows of an inner iteration, and their copies with the recorded masks."""
     batch = {

@@ -20,7 +20,6 @@ import jax
 from jax_lm.benchmark.backend import (
     Backend,
     JaxBackend,
-    Tensors,
     greedy_options,
     output_names,
     random_prompts,
@@ -29,6 +28,7 @@ from jax_lm.benchmark.machine import about, largest_resident_bytes, resident_byt
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import without_stored_compilations
+from jax_lm.checkpoints.stored import HostArrays
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.tables import Row
 
@@ -38,7 +38,7 @@ COMPARED_SHAPE = (2, 24)
 TORCH_PACKAGES = ("torch", "transformers")
 
 # The row of a backend, and the outputs of its modules by name; none unless they are compared.
-Measured = tuple[Row, Tensors]
+Measured = tuple[Row, HostArrays]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class WorkerRequest:
     compares: bool = False
 
 
-def outputs_to_compare(backend: Backend) -> tuple[Tensors, list[list[int]]]:
+def outputs_to_compare(backend: Backend) -> tuple[HostArrays, list[list[int]]]:
     """Return the outputs of every module by name, and greedy tokens [b, n].
 
     The generation is `GREEDY`, shortened if the context is shorter.

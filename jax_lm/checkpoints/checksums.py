@@ -2,9 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from jax_lm.checkpoints.loading import Progress
 from jax_lm.checkpoints.stored import CheckpointError
 
 SUMS = "SHA256SUMS"
@@ -55,9 +56,7 @@ def collect_sums(folder: Path) -> dict[Path, str]:
     return sums
 
 
-def check_sums(
-    folder: Path, *, on_progress: Callable[[int, int], None] | None = None
-) -> Iterator[tuple[Path, bool]]:
+def check_sums(folder: Path, *, on_progress: Progress | None = None) -> Iterator[tuple[Path, bool]]:
     """Yield each file with a known checksum, and whether its content matches.
 
     Args:

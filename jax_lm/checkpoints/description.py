@@ -83,8 +83,12 @@ def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer):
     """Write the missing files and fields from which transformers learns the special tokens."""
     tokenizer.save_settings(folder)
     if not (folder / GENERATION_CONFIG).is_file():
-        ids = {"eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
-        fields = {"bos_token_id": config.bos_token_id, **ids, "mask_token_id": config.mask_token_id}
+        fields = {
+            "bos_token_id": config.bos_token_id,
+            "eos_token_id": tokenizer.end_id,
+            "pad_token_id": tokenizer.pad_id,
+            "mask_token_id": config.mask_token_id,
+        }
         write_json(folder / GENERATION_CONFIG, fields)
 
 

@@ -127,15 +127,12 @@ def value(reader: gguf.GGUFReader, key: str) -> Any:
     return None if field is None else field.contents()
 
 
-def heads_of(reader: gguf.GGUFReader, name: str) -> int:
-    """Return the number of heads of a q or k kernel with permuted rows; 0 for other tensors."""
-    architecture = value(reader, "general.architecture")
-    # "blk.0.attn_q.weight" -> "attn_q"
-    layer = name.split(".")[2] if name.startswith("blk.") else ""
-    keys = {"attn_q": "head_count", "attn_k": "head_count_kv"}
-    if architecture not in PERMUTED or layer not in keys:
-        return 0
-    return value(reader, f"{architecture}.attention.{keys[layer]}")
+def permuted_heads(config: DreamConfig, name: str) -> int:
+    """Return the number of heads of q or k with permuted rows; 0 for other tensors."""
+    # "model.layers.0.self_attn.q_proj.weight" -> "q_proj"
+    layer = name.rpartition(".")[0].rpartition(".")[2]
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    return heads.get(layer, 0) if config.model_type in PERMUTED else 0
 
 
 def list_tensors(folder: Path) -> StoredTensors:
@@ -145,13 +142,14 @@ def list_tensors(folder: Path) -> StoredTensors:
     dtype = np.dtype(index["dtype"])
     tensors = {}
     for name, (shape, kind, offset, heads) in index["tensors"].items():
-        quantization = gguf.GGMLQuantizationType[kind]
-        view = partial(read_values, path, quantization, offset, tuple(shape), heads)
+        view = partial(
+            read_values, path, gguf.GGMLQuantizationType[kind], offset, tuple(shape), heads
+        )
         tensors[translate(name, TENSORS)] = StoredTensor(path, name, tuple(shape), dtype, view)
     return tensors
 
 
-def read_index(path: Path, reader: gguf.GGUFReader) -> Fields:
+def read_index(path: Path, reader: gguf.GGUFReader, config: DreamConfig) -> Fields:
     """Return the index of a file: the dtype to load as, and each tensor's entry by its name.
 
     An entry is shape, storage type, offset and number of permuted heads. The dtype is that of the
@@ -173,7 +171,7 @@ def read_index(path: Path, reader: gguf.GGUFReader) -> Fields:
             tensor.shape.tolist()[::-1],
             tensor.tensor_type.name,
             int(tensor.data_offset),
-            heads_of(reader, tensor.name),
+            permuted_heads(config, translate(tensor.name, TENSORS)),
         )
         for tensor in reader.tensors
     }
@@ -252,7 +250,7 @@ def write_folder(path: Path, folder: Path):
     # Parsing takes seconds, as the library makes an object of every token of the vocabulary.
     reader = open_file(path)
     config = model_config(path, reader)
-    index = read_index(path, reader)
+    index = read_index(path, reader, config)
     write_json(folder / "config.json", config.to_dict() | {"torch_dtype": index["dtype"]})
     write_json(folder / INDEX, index)
     read_tokenizer(reader, folder)
@@ -300,10 +298,8 @@ def save(
     writer = gguf.GGUFWriter(path, architecture)
     for name, key in SIZES.items():
         number = getattr(config, name)
-        if isinstance(number, float):
-            writer.add_float32(f"{architecture}.{key}", number)
-        else:
-            writer.add_uint32(f"{architecture}.{key}", number)
+        add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
+        add(f"{architecture}.{key}", number)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
@@ -313,12 +309,9 @@ def save(
         writer.add_causal_attention(False)
         writer.add_diffusion_shift_logits(config.family.shifts)
     write_tokenizer(writer, tokenizer, config)
-    counts = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, data, kind in tensors:
-        # "model.layers.0.self_attn.q_proj.weight" -> "q_proj"
-        layer = name.split(".")[-2]
-        if architecture in PERMUTED and layer in counts:
-            data = permute_rows(data, counts[layer])
+        if heads := permuted_heads(config, name):
+            data = permute_rows(data, heads)
         writer.add_tensor(translate(name, invert(TENSORS)), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -28,10 +28,12 @@ from jax_lm.checkpoints.stored import (
     group_by_size,
     save_tensors,
 )
-from jax_lm.config import Fields, Ints, pairs
+from jax_lm.config import Fields, Ints, Names, pairs
 from jax_lm.host.files import atomic_write, write_json_whole
 from jax_lm.tokenizer.files import TokenizerError, read_optional, write_json
 
+# Where a model or an adapter is.
+FolderOrHubId = str | Path
 # The model that comes with the package, and its name.
 BUILTIN_MODEL = Path(__file__).parents[1] / "assets" / "builtin"
 BUILTIN_NAME = "builtin"
@@ -62,7 +64,7 @@ DTYPES = {
 
 
 def resolve(
-    path_or_hub_id: str | Path | None,
+    path_or_hub_id: FolderOrHubId | None,
     *,
     with_weights: bool = True,
     kind: str = "model",
@@ -257,7 +259,7 @@ def map_values(path: Path, dtype: np.dtype, start: int, shape: Ints) -> np.ndarr
     return np.memmap(path, dtype, "r", start, shape)
 
 
-def read_header(path: Path) -> tuple[dict[str, Fields], dict[str, str], int]:
+def read_header(path: Path) -> tuple[dict[str, Fields], Names, int]:
     """Read the header of a safetensors file: entries by tensor name, metadata, offset of the data.
 
     Raises:

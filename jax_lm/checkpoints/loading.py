@@ -20,6 +20,7 @@ from jaxtyping import Array
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.stored import (
     GGUF_LINK,
+    Arrays,
     CheckpointError,
     StoredTensor,
     StoredTensors,
@@ -81,7 +82,7 @@ class LoadSpec:
     """
 
     shapes: Mapping[str, Ints]
-    tied: Mapping[str, str] = field(default_factory=dict)
+    tied: Names = field(default_factory=dict)
     dtype: DTypeLike | None = None
     quantization: str | None = None
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
@@ -172,8 +173,9 @@ def open_checkpoint(folder: Path, names: Mapping[str, str] = {}) -> CheckpointTe
             "which executes none of it"
         )
     if (folder / GGUF_LINK).exists() and not has_weights:
-        tensors = huggingface.require_gguf().list_tensors(folder)
-        return CheckpointTensors(folder, tensors, format="gguf")
+        return CheckpointTensors(
+            folder, huggingface.require_gguf().list_tensors(folder), format="gguf"
+        )
     return CheckpointTensors(folder, rename(huggingface.list_tensors(folder), names))
 
 
@@ -184,7 +186,7 @@ def rename(stored: StoredTensors, names: Names) -> StoredTensors:
 
 def load_tensors(
     checkpoint: CheckpointTensors, spec: LoadSpec, *, on_progress: Progress | None = None
-) -> dict[str, Array]:
+) -> Arrays:
     """Read the tensors of a specification.
 
     Args:
@@ -258,7 +260,7 @@ def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec):
             )
 
 
-def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]:
+def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> Arrays:
     """Return the entries of a tensor in the model: itself, or its integers and scales."""
     precision = spec.becomes(name)
     if precision is None:

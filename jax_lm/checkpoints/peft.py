@@ -12,10 +12,8 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensors, save_tensors
+from jax_lm.checkpoints.stored import CheckpointError, HostArrays, StoredTensors, save_tensors
 from jax_lm.config import Fields, Ints, Texts
 from jax_lm.host.files import atomic_write, write_json_whole
 
@@ -160,9 +158,13 @@ class NamedBase:
     revision: str | None = None
     fingerprint: str | None = None
 
+    @property
+    def place(self) -> str:
+        """The folder or hub id, with its revision."""
+        return f"{self.name}@{self.revision}" if self.revision else str(self.name)
+
     def __str__(self) -> str:
-        revision = f"@{self.revision}" if self.revision else ""
-        return repr(f"{self.name}{revision}") if self.name else "a model that it does not name"
+        return repr(self.place) if self.name else "a model that it does not name"
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,11 @@ class StoredAdapter:
     def files(self) -> list[Path]:
         """The paths of its configuration and its weights."""
         return [self.folder / name for name in FILES]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter alone. A merged model may have both configurations."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def read_adapter(folder: Path) -> StoredAdapter:
@@ -338,7 +345,7 @@ def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> V
     )
 
 
-def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase):
+def save(folder: Path, tensors: HostArrays, config: LoraConfig, base: NamedBase):
     """Write an adapter that `read_adapter` and peft can read; each file is written atomically.
 
     Args:

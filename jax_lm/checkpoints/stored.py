@@ -12,8 +12,14 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8, UInt8
 from safetensors.numpy import save_file
 
-from jax_lm.config import Ints
+from jax_lm.config import Ints, Names
 
+# Arrays by name, on devices and on the host.
+Arrays = dict[str, Array]
+HostArrays = Mapping[str, np.ndarray]
+# A matrix [out, in].
+Kernel = Float[Array, "o i"]
+Int8Kernel = Int8[Array, "o i"]
 # The link to the GGUF file in a folder that `gguf_file.as_folder` made.
 GGUF_LINK = "model.gguf"
 
@@ -22,15 +28,13 @@ class CheckpointError(ValueError):
     """Raised when a checkpoint cannot be loaded; the message names the file or tensor."""
 
 
-def save_tensors(
-    path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
-):
+def save_tensors(path: Path, tensors: HostArrays, metadata: Names):
     """Write contiguous arrays as a safetensors file."""
     # From version 0.8 on, safetensors creates files that only the owner can read. Creating the file
     # first gives it the permissions of the user's umask.
     path.touch()
     mode = path.stat().st_mode
-    save_file(dict(tensors), path, metadata=metadata)
+    save_file(dict(tensors), path, metadata=dict(metadata))
     path.chmod(mode)
 
 
@@ -142,7 +146,7 @@ def precision_of(name: str, quantization: str | None) -> str | None:
     return quantization if is_kernel(name) else None
 
 
-def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> dict[str, Array]:
+def quantize(weight: Kernel, precision: str = "int8") -> Arrays:
     """Quantize a kernel, with one float scale per row.
 
     int8 and fp8: the scale maps the largest value of a row to 127 or 448. int4: each group of
@@ -175,7 +179,7 @@ def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> dict[str, 
     return {"weight": pack_int4(weights), "scale": scale, "group_scale": group_scale}
 
 
-def quantize_groups(steps: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Int8[Array, "o g"]]:
+def quantize_groups(steps: Kernel) -> tuple[Int8Kernel, Int8[Array, "o g"]]:
     """Find int4 weights and group scales whose products are nearest to `steps`, within ±120.
 
     The entry of a group that is largest in absolute value becomes -8, whatever its sign. A smaller
@@ -195,18 +199,17 @@ def quantize_groups(steps: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Int
     errors = [jnp.sum((nearest(scale) * scale - groups) ** 2, axis=2) for scale in scales]
     best = jnp.argmin(jnp.stack(errors), axis=0)[..., None]
     scale = jnp.select([best == number for number in range(4)], scales)
-    weights = nearest(scale).reshape(steps.shape)
-    return weights.astype(jnp.int8), scale[..., 0].astype(jnp.int8)
+    return nearest(scale).reshape(steps.shape).astype(jnp.int8), scale[..., 0].astype(jnp.int8)
 
 
-def pack_int4(weights: Int8[Array, "o i"]) -> UInt8[Array, "o h"]:
+def pack_int4(weights: Int8Kernel) -> UInt8[Array, "o h"]:
     """Pack two weights of a row to a byte: the one of its first half in the lower four bits."""
     # [-8, -7, 6, 7] -> [0, 1, 14, 15] -> [0 + 16 * 14, 1 + 16 * 15]
     low, high = jnp.split((weights + 8).astype(jnp.uint8), 2, axis=1)
     return low | high << 4
 
 
-def unpack_int4(packed: UInt8[Array, "o h"], group_scale: Int8[Array, "o g"]) -> Int8[Array, "o i"]:
+def unpack_int4(packed: UInt8[Array, "o h"], group_scale: Int8[Array, "o g"]) -> Int8Kernel:
     """Invert `pack_int4`, and multiply each weight by its group scale."""
     halves = [(packed & 15).astype(jnp.int8), (packed >> 4).astype(jnp.int8)]
     weights = jnp.concatenate(halves, axis=1) - jnp.int8(8)

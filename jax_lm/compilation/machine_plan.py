@@ -51,8 +51,9 @@ class MachinePlan:
         if self.fits:
             return []
         # bytes that the compiled program needs beyond the estimate
-        beyond = max((self.total or 0) - self.estimate.total, 0)
-        return memory.cheapest_changes(self.planned, self.topology, beyond=beyond)
+        return memory.cheapest_changes(
+            self.planned, self.topology, beyond=max((self.total or 0) - self.estimate.total, 0)
+        )
 
     @property
     def devices(self) -> str:
@@ -161,5 +162,4 @@ def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:
     if plan.planned.kind != "grpo":
         return compiled
     # The reference policy is on the device, but is not an argument of an update.
-    reference = memory.master_bytes(plan.planned)
-    return replace(compiled, arguments=compiled.arguments + reference)
+    return replace(compiled, arguments=compiled.arguments + memory.master_bytes(plan.planned))

@@ -116,10 +116,11 @@ def begin_generation(
     length = options.decoding.block_length_in(region + canvas.phase)
     block = next(iter(config.variant.blocks(canvas, length)))
     window = Window.of(block=block.start, rows=0, first_step=0, until=region, forwards=1)
-    params = SamplingParams.of(options, block.length, region)
     return (
         config.variant.begin(sampler.start(canvas, 0), canvas),
-        BatchInputs(CanvasArrays.of(canvas), window, params),
+        BatchInputs(
+            CanvasArrays.of(canvas), window, SamplingParams.of(options, block.length, region)
+        ),
         block_passes(canvas, block, [], options.decoding, config, sampler.config),
     )
 
@@ -142,17 +143,16 @@ def update_program(planned: PlannedStep, mesh: Mesh) -> StepProgram:
     graph, params = split_model(make_abstract_model(planned, mesh))
 
     # Full training trains every parameter, LoRA the adapters alone.
-    def is_trained(name):
-        return planned.lora_rank is None or lora.is_lora(name)
-
-    trained, others = partition(params, is_trained)
+    trained, others = partition(
+        params, lambda name: planned.lora_rank is None or lora.is_lora(name)
+    )
     frozen = jax.eval_shape(partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
-    config = planned.config
     loss, batch = UPDATE_INPUTS[planned.kind](graph, planned, mesh)
     transform = make_optimizer(OPTIMIZER, STEPS)
     optimizer = jax.eval_shape(transform.init, trained)
-    shardings = tree_shardings(trained, config, mesh), tree_shardings(optimizer, config, mesh)
+    place = partial(tree_shardings, config=planned.config, mesh=mesh)
+    shardings = place(trained), place(optimizer)
     rate = schedule(OPTIMIZER, STEPS, OPTIMIZER.learning_rate)
     # A single part: no gradient accumulation.
     update = make_update(
@@ -160,8 +160,7 @@ def update_program(planned: PlannedStep, mesh: Mesh) -> StepProgram:
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     masters, moments = place_on((trained, optimizer), shardings)
-    placed_frozen = place_on(frozen, tree_shardings(frozen, config, mesh))
-    return StepProgram(update, (masters, moments, placed_frozen, step, batch))
+    return StepProgram(update, (masters, moments, place_on(frozen, place(frozen)), step, batch))
 
 
 def make_abstract_model(planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
@@ -169,8 +168,9 @@ def make_abstract_model(planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
 
     def make():
         # of an update float32, as the masters of the trainer; frozen weights are converted afterwards
-        dtype = "float32" if planned.is_training else planned.dtype
-        model = DreamForCausalLM(planned.config, dtype=jnp.dtype(dtype))
+        model = DreamForCausalLM(
+            planned.config, dtype=jnp.dtype("float32" if planned.is_training else planned.dtype)
+        )
         if planned.quantization:
             model.quantize(planned.quantization)
         if planned.lora_rank is not None:
@@ -217,8 +217,9 @@ def make_grpo_inputs(
     """Return the coupled-GRPO loss with published settings, and a batch, whole on every device."""
     # The size of the model decides on rematerialisation, the mesh on the chunks of scoring.
     settings = resolve_grpo(GRPOConfig(), parameter_count(planned.config), mesh)
-    generation = replace(settings.generation, max_new_tokens=planned.new_tokens)
-    settings = replace(settings, generation=generation)
+    settings = replace(
+        settings, generation=replace(settings.generation, max_new_tokens=planned.new_tokens)
+    )
     score = make_scorer(graph, planned.config.mask_token_id or 0, settings)
 
     def make_batch():

@@ -111,7 +111,6 @@ def convert(
         quantization="int8" if conversion.int8 else None,
         allow_nonfinite=conversion.allow_nonfinite,
     )
-    read_progress = report_half(on_progress, 0)
     with hidden_folder(destination) as folder:
         # Everything but the weights.
         copy_other_files(source, folder)
@@ -125,7 +124,7 @@ def convert(
         write_json(folder / "config.json", fields)
         complete_copy(folder, config)
         # The weights, with what is needed to check them later.
-        tensors = loading.load_tensors(checkpoint, spec, on_progress=read_progress)
+        tensors = loading.load_tensors(checkpoint, spec, on_progress=report_half(on_progress, 0))
         model = DreamForCausalLM.from_tensors(config, tensors)
         del tensors
         sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
@@ -159,11 +158,11 @@ def convert_to_gguf(
     checkpoint = source_tensors(source, config, conversion)
     spec = load_spec(config, False, allow_nonfinite=conversion.allow_nonfinite)
     library = huggingface.require_gguf()
-    read_progress = report_half(on_progress, 0)
     sums = {}
 
     def encode_all():
-        for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
+        read = report_half(on_progress, 0)
+        for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read):
             values = np.asarray(tensor)
             if np.max(np.abs(values), initial=0, where=np.isfinite(values)) > FLOAT16_MAX:
                 raise ValueError(
@@ -287,9 +286,11 @@ def check_copy(
         CheckpointError: a tensor or the logits differ from what was to be written.
     """
     # Values that are not finite were refused or allowed when the source was read.
-    dtype = "float32" if probe is None else None
     model = DreamForCausalLM.from_pretrained(
-        folder, dtype=dtype, on_progress=on_progress, allow_nonfinite=True
+        folder,
+        dtype="float32" if probe is None else None,
+        on_progress=on_progress,
+        allow_nonfinite=True,
     )
     read_sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
     # names on one side only, or with another shape, dtype or content

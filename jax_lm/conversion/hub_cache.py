@@ -42,9 +42,8 @@ def models_of(repository: CachedRepoInfo) -> Iterator[Fields]:
         name = min(
             revision.refs, key=lambda ref: (ref != "main", ref), default=revision.commit_hash[:12]
         )
-        model = repository.repo_id if name == "main" else f"{repository.repo_id}@{name}"
         yield {
-            "model": model,
+            "model": repository.repo_id if name == "main" else f"{repository.repo_id}@{name}",
             "what": describe_folder(revision.snapshot_path),
             "bytes": revision.size_on_disk,
             "commit": revision.commit_hash,

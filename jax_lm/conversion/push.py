@@ -54,8 +54,7 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
         raise ValueError(f"repo={repo!r}: must be like owner/name")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
-    # An adapter has no config.json; a merged model may have both files.
-    is_adapter = (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file()
+    is_adapter = peft.is_adapter(folder)
     files = sorted(adapter_files(folder) if is_adapter else model_files(folder))
     write_card = adapter_card if is_adapter else model_card
     card = None

@@ -7,7 +7,6 @@ its keys and values stay in the cache, as no later block changes them. Each row 
 as a batch of one.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,11 +19,17 @@ from jaxtyping import Array, Bool, Int
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams, add_noise
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.state import BatchInputs, Proposal, SamplerState, StepCarry, decided_stops
+from jax_lm.diffusion.state import (
+    BatchInputs,
+    Proposal,
+    SamplerState,
+    decided_stops,
+    each_alone,
+    together,
+)
 from jax_lm.diffusion.step import (
     ROWS,
     Pass,
-    Passes,
     StepConfig,
     Variant,
     block_columns,
@@ -33,7 +38,7 @@ from jax_lm.diffusion.step import (
     write,
 )
 from jax_lm.models.attention import attends_by_blocks
-from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar, ScalarBool
+from jax_lm.models.shapes import BatchCounts, BatchFlags, Scalar
 from jax_lm.options import CAUSAL, WITH_CAUSAL, require_only
 
 # Fields of a row that a step changes.
@@ -42,6 +47,8 @@ DECIDED = ("tokens", "masked", "commit_step", "confidence")
 # Tolerance in tokens when a block's filled share is compared: 0.95 * 20 is not exactly 19 in
 # float32.
 ROUNDING = 1e-4
+# Numbers of columns, or of their blocks.
+Columns = Int[Array, "r"]
 # A number, or a truth value, for each of the n blocks of a row.
 BlockCounts = Int[Array, "b n"]
 BlockFlags = Bool[Array, "b n"]
@@ -106,15 +113,15 @@ class BlockPipeline(Variant):
     def request(self) -> str:
         return CAUSAL
 
-    def blocks(self, canvas, length) -> Iterable[Block]:
+    def blocks(self, canvas, length):
         return [canvas.region]
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         require_fresh(state, canvas, self.request)
         begun, stored = (jnp.full(len(state.tokens), count, jnp.int32) for count in (self.begun, 0))
         return state._replace(extra=Pipeline(begun, stored))
 
-    def passes(self, passes: Passes) -> Passes:
+    def passes(self, passes):
         """Compute the prompt and the first block, then a window of blocks."""
         config = passes[0].config
         first = replace(config, length=self.length, rows=self.start + self.length)
@@ -122,10 +129,10 @@ class BlockPipeline(Variant):
         steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
         return [Pass(first, 0), Pass(steps, 0)]
 
-    def is_open(self, state, window, config: StepConfig) -> ScalarBool:
+    def is_open(self, state, window, config):
         return jnp.any(state.masked)
 
-    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Take one denoising step of each row over the blocks that have begun."""
         # which blocks have begun, given the tokens of the last step
         params = inputs.params
@@ -148,22 +155,18 @@ class BlockPipeline(Variant):
             attention_mask = self.admitted(canvas.attention_mask, window.rows + jnp.arange(rows))
             of_row = BatchInputs(canvas._replace(attention_mask=attention_mask), window, params)
             visible = row._replace(masked=seen)
-            evaluation, cache = self.evaluate(
-                model, visible, cache, of_row, replace(config, axes=(ROWS,))
-            )
+            evaluation, cache = self.evaluate(model, visible, cache, of_row, config.mapped(ROWS))
             chosen = self.choose(evaluation.proposal, visible, is_forced, of_row, config)
             row = write(row, evaluation, chosen, of_row, config)
             return {name: getattr(row, name) for name in DECIDED}, cache
 
         # all rows together: each with a batch axis of one, and with a window of its own
         given = is_begun & state.masked, self.is_forced(masks, params.activate_threshold)
-        seen, is_forced, cache, canvas = jax.tree.map(
-            lambda part: part[:, None], (*given, cache, inputs.canvas)
-        )
+        seen, is_forced, cache, canvas = each_alone((*given, cache, inputs.canvas))
         mapped = jax.vmap(take, axis_name=ROWS)
         rows = state.rows()._replace(extra=following)
         decided, cache = mapped(rows, seen, is_forced, starts, cache, canvas)
-        decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
+        decided, cache = together((decided, cache))
         state = self.end_texts(state._replace(**decided), inputs, config)
         state = state._replace(step=state.step + 1, forwards=state.forwards + 1, extra=following)
         return state, cache
@@ -252,7 +255,7 @@ class BlockPipeline(Variant):
         """
         return min((self.active + 1) * self.length, self.end - self.start)
 
-    def number(self, columns: Int[Array, "r"]) -> Int[Array, "r"]:
+    def number(self, columns: Columns) -> Columns:
         """Return the block of each column."""
         # start == 2, length == 2: in [0, 1, 2, 3, 4, 5] out [-1, -1, 0, 0, 1, 1], and with
         # prompt_block == 1 [-2, -1, 0, 0, 1, 1]
@@ -262,9 +265,7 @@ class BlockPipeline(Variant):
         )
         return jnp.where(after < 0, before, after // self.length)
 
-    def admitted(
-        self, present: Bool[Array, "b s"], queries: Int[Array, "r"]
-    ) -> Bool[Array, "b r s"]:
+    def admitted(self, present: Bool[Array, "b s"], queries: Columns) -> Bool[Array, "b r s"]:
         """Return which keys a query column attends to: those present in its or an earlier block."""
         # start == 2, length == 2, columns 1 to 5 present: queries [1, 3, 4] attend to
         #   [0, 1, 0, 0, 0, 0]  the prompt
@@ -301,8 +302,7 @@ def completed_region(canvas: Canvas, request: str) -> Block:
         ValueError: a row has holes elsewhere; `request` names the setting that forbids it.
     """
     region = canvas.region
-    width = canvas.tokens.shape[1]
-    if region.end != width or not canvas.holes[:, region.start :].all():
+    if region.end != canvas.tokens.shape[1] or not canvas.holes[:, region.start :].all():
         raise ValueError(
             f"{request}: only completes prompts; texts with holes need another decoding"
         )

@@ -14,21 +14,19 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
-from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
-from jax_lm.models.products import pick
+from jax_lm.diffusion.nucleus import Candidates, Rows, RowValue, largest
 from jax_lm.models.shapes import (
     RowChoice,
     RowIds,
     RowLogits,
     RowMask,
     RowScores,
-    RowValueIds,
     RowValues,
     Scalar,
     ScalarInt,
     Shape,
 )
-from jax_lm.options import ALGS, ENTROPY_RULES, P2, GenerationOptions
+from jax_lm.options import ALGS, RULES_BY_SETTING, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
 # token is not among them, the draft is rejected: that costs a forward pass, not the text.
@@ -115,7 +113,6 @@ class SamplingParams(NamedTuple):
         ratios = np.ones(max(steps, block, columns), np.float32)
         if steps:
             ratios[:steps] = transfer_ratios(steps)
-        # A rule that is off gets a number that turns it off, so that all rules share a program.
         numbers = {
             "temperature": as_float32(options.temperature),
             "top_p": as_float32(options.top_p),
@@ -125,15 +122,14 @@ class SamplingParams(NamedTuple):
             "alg_temp": as_float32(options.alg_temp),
             "by_schedule": np.bool_(decoding.commit == "steps"),
             "threshold": as_float32(decoding.threshold),
-            "decay": as_float32(decoding.decay if decoding.commit == "dynamic" else 0),
-            "factor": as_float32(decoding.factor if decoding.commit == "factor" else 0),
-            "entropy_bound": as_float32(
-                decoding.entropy_bound if decoding.commit in ENTROPY_RULES else -1
-            ),
             "bounds_each": np.bool_(decoding.commit == "low_entropy"),
             "steps": np.int32(steps),
             "ratios": ratios,
         }
+        # A rule that is off gets a number that turns it off, so that all rules share a program.
+        for name, off in (("decay", 0), ("factor", 0), ("entropy_bound", -1)):
+            is_read = decoding.commit in RULES_BY_SETTING[name]
+            numbers[name] = as_float32(getattr(decoding, name) if is_read else off)
         if options.decoding.is_pipelined:
             numbers |= {
                 name: as_float32(getattr(decoding, name))
@@ -187,41 +183,6 @@ class TokenLogProbs(NamedTuple):
         values, ids = largest(logits, count)
         chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
         return cls((chosen - log_total)[..., 0], values - log_total, ids)
-
-
-class Candidates(NamedTuple):
-    """Tokens that a position may become.
-
-    Attributes:
-        log_probs: normalised log-probabilities; -inf is filtered out.
-        ids: ids of the tokens.
-    """
-
-    log_probs: RowValues
-    ids: RowValueIds
-
-    def at(self, index: RowIds) -> RowChoice:
-        """Return the token at an index of each row, and its log-probability."""
-        return pick(self.ids, index), pick(self.log_probs, index)
-
-    def likeliest(self) -> RowChoice:
-        """Return the most likely token of each row, and its log-probability."""
-        return self.at(jnp.argmax(self.log_probs, axis=-1))
-
-    def draw(self, uniform: RowScores) -> RowChoice:
-        """Draw a token of each row by its probability; also return its log-probability."""
-        return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
-
-    def margin(self) -> RowScores:
-        """Return the probability of the most likely token minus that of the second."""
-        # A single candidate has no second: its margin is its probability.
-        best = jnp.exp(lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
-        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
-
-    def entropy(self) -> RowScores:
-        """Return the sum of p log p (negative entropy), as the reference computes it."""
-        probs = jnp.exp(self.log_probs)
-        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
 
 
 def filtered(
@@ -289,9 +250,7 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
     return Candidates(candidates.log_probs(values, ids), ids)
 
 
-def in_nucleus(
-    values: RowValues, log_total: Float[Array, "b r 1"], top_p: Scalar
-) -> Bool[Array, "b r c"]:
+def in_nucleus(values: RowValues, log_total: RowValue, top_p: Scalar) -> Bool[Array, "b r c"]:
     """Return which logits, in descending order, have a mass of at most `top_p` before them."""
     # probabilities [.5, .3, .15, .05], top_p .8: masses before [0, .5, .8, .95] -> [1, 1, 1, 0]
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
@@ -353,18 +312,13 @@ def confidence(
     A position with a larger confidence is committed earlier.
     """
     measures = {
-        # `origin` decides each position by chance alone.
-        "origin": lambda: probability,
-        "maskgit_plus": lambda: probability,
-        P2: lambda: probability,
         "topk_margin": candidates.margin,
         "entropy": candidates.entropy,
         "random": lambda: uniform,
         "left_to_right": lambda: -positions.astype(jnp.float32),
-        # `break_ties` then separates equal scores.
-        "untied": lambda: probability,
     }
-    return lax.switch(alg, [measures[name] for name in ALGS])
+    # Of the others, `origin` decides by chance alone, and `break_ties` separates those of `untied`.
+    return lax.switch(alg, [measures.get(name, lambda: probability) for name in ALGS])
 
 
 def break_ties(scores: RowScores, log_probs: RowScores) -> RowScores:

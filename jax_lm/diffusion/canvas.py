@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.models.shapes import HostMask, HostTokens
-from jax_lm.templates import Template
+from jax_lm.templates import Templates
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class Canvas:
         )
 
     @classmethod
-    def padded(cls, templates: Sequence[Template], tokenizer: DiffuCoderTokenizer) -> "Canvas":
+    def padded(cls, templates: Templates, tokenizer: DiffuCoderTokenizer) -> "Canvas":
         """Lay templates out with padding on the left."""
         # [[1, M], [2, 3, M]] -> [[pad, 1, M], [2, 3, M]], to the next multiple of WIDTH_BUCKET
         rows = [template.encode(tokenizer) for template in templates]

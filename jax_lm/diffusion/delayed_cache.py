@@ -20,7 +20,6 @@ from jax import lax
 
 from jax_lm.diffusion.block_pipeline import BlockCounts, Pipeline
 from jax_lm.diffusion.multi_block import MultiBlock
-from jax_lm.diffusion.state import SamplerState
 from jax_lm.diffusion.step import evaluate
 from jax_lm.models.shapes import Mask
 
@@ -54,19 +53,20 @@ class DelayedCache(MultiBlock):
         return method
 
     @property
-    def request(self) -> str:
+    def request(self):
         return "cache='delayed'"
 
-    def cache_columns(self, width) -> int:
+    def cache_columns(self, width):
         return 2 * width
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         state = super().begin(state, canvas)
         finished = jnp.zeros((1, self.count + 1), jnp.int32)
-        parts = Parts(finished, jnp.zeros_like(state.masked))
-        return state._replace(extra=state.extra._replace(parts=parts))
+        return state._replace(
+            extra=state.extra._replace(parts=Parts(finished, jnp.zeros_like(state.masked)))
+        )
 
-    def advance_pipeline(self, pipeline, masks, is_stopped, params) -> Pipeline:
+    def advance_pipeline(self, pipeline, masks, is_stopped, params):
         """Begin blocks, and choose the first part that the pass computes; 0 is a whole pass."""
         begun, last, _ = super().advance_pipeline(pipeline, masks, is_stopped, params)
         finished, repeated = pipeline.parts

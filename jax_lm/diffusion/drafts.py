@@ -29,11 +29,12 @@ from jax_lm.diffusion.state import (
     SamplerState,
     StepCarry,
     Window,
+    each_alone,
+    together,
 )
 from jax_lm.diffusion.step import (
     CANVASES,
     ROWS,
-    Passes,
     StepConfig,
     Variant,
     block_columns,
@@ -43,7 +44,7 @@ from jax_lm.diffusion.step import (
     skip_idle,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import BatchFlags, ScalarBool, ScalarInt
+from jax_lm.models.shapes import BatchFlags, ScalarInt
 
 # Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
 SHARED: Any = BatchInputs._make((0, None, None))
@@ -79,10 +80,10 @@ class Drafts(Variant):
         return cls(count) if (count := getattr(options, cls.option)) else None
 
     @property
-    def request(self) -> str:
+    def request(self):
         return f"{self.option}={self.count}"
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         rows = state.rows()
         return state._replace(extra=rows._replace(extra=self.blank(rows)))
 
@@ -98,7 +99,7 @@ class Drafts(Variant):
 
         return jax.tree.map(copy, parts)
 
-    def passes(self, passes: Passes) -> Passes:
+    def passes(self, passes):
         """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""
 
         def drafting(config):
@@ -108,13 +109,11 @@ class Drafts(Variant):
 
         return [*(each._replace(config=drafting(each.config)) for each in passes[:-1]), passes[-1]]
 
-    def enter_row(self, row, inputs, config: StepConfig) -> SamplerState:
+    def enter_row(self, row, inputs, config):
         return skip_idle(row, unbounded(inputs), config)
 
-    def enter(self, state, cache, inputs, config: StepConfig) -> StepCarry:
-        # [b, t] -> [b, 1, t]: each row is a batch of one
-        canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
-        enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
+    def enter(self, state, cache, inputs, config):
+        canvas, cache = each_alone((inputs.canvas, cache))
         # Rows that were ended between two calls have no mask left.
         rows = state.extra
         ended = ~jnp.any(state.masked, axis=1)[:, None, None]
@@ -123,6 +122,7 @@ class Drafts(Variant):
             masked=rows.masked & ~ended,
             commit_step=jnp.where(ended, state.commit_step[:, None], rows.commit_step),
         )
+        enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
         rows = enter(rows, inputs._replace(canvas=canvas))
         if self.forced:
             is_open = rows_open(rows, inputs.window, config)
@@ -131,20 +131,18 @@ class Drafts(Variant):
             rows = rows._replace(step=jnp.where(is_open, first, rows.step))
         return rows, cache
 
-    def is_going(self, state, window, config: StepConfig) -> ScalarBool:
+    def is_going(self, state, window, config):
         return jnp.any(rows_going(state, window, config))
 
-    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Advance the rows that take another step; all rows are computed together."""
         going = rows_going(state, inputs.window, config)
-        canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
+        inputs = inputs._replace(canvas=each_alone(inputs.canvas))
         # One forward pass computes all rows, so it counts once.
-        after, cache = advance_rows(
-            model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED
-        )
+        after, cache = advance_rows(model, state, cache, inputs, config, going, SHARED)
         return after._replace(forwards=state.forwards + 1), cache
 
-    def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config):
         """Compute a canvas and its drafts, take the verified steps, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -152,7 +150,7 @@ class Drafts(Variant):
         drafts = row.extra
         row = row._replace(extra=None)
         inputs = unbounded(inputs)
-        config = replace(config, axes=(*config.axes, CANVASES))
+        config = config.mapped(CANVASES)
         # chain: the canvas and its drafts, [1 + count, 1, t]
         current = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
         chain = (
@@ -192,15 +190,15 @@ class Drafts(Variant):
 
         return jax.lax.scan(follow, row, length=self.count)[1]
 
-    def leave(self, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def leave(self, state, cache, inputs, config):
         """Return the state of all rows at the step that each has reached; reopen later tokens."""
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state
         # Rows at steps 6 and 4, the latter open: all are reported at step 4.
         left = jnp.min(jnp.where(rows_open(rows, inputs.window, config), rows.step, NEVER))
         step = jnp.minimum(inputs.window.until, jnp.where(left < NEVER, left, jnp.max(rows.step)))
-        tokens, masked, commit_step, confidence = (
-            part[:, 0] for part in (rows.tokens, rows.masked, rows.commit_step, rows.confidence)
+        tokens, masked, commit_step, confidence = together(
+            (rows.tokens, rows.masked, rows.commit_step, rows.confidence)
         )
         later = ~masked & (commit_step >= step)
         state = SamplerState(
@@ -213,7 +211,7 @@ class Drafts(Variant):
             keys=rows.keys[:, 0],
             extra=rows,
         )
-        return state, jax.tree.map(lambda part: part[:, 0], cache)
+        return state, together(cache)
 
 
 def rows_open(rows: SamplerState, window: Window, config: StepConfig) -> BatchFlags:
@@ -250,7 +248,7 @@ def advance_rows(
     """
 
     def take(row, cache, inputs):
-        return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
+        return config.variant.advance_row(model, row, cache, inputs, config.mapped(ROWS))
 
     after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)
 

@@ -25,16 +25,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.config import DreamConfig, Fields
 from jax_lm.diffusion.block_pipeline import completed_region, require_fresh
 from jax_lm.diffusion.drafts import Drafts
-from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState, StepCarry
-from jax_lm.diffusion.step import (
-    CANVASES,
-    Pass,
-    Passes,
-    StepConfig,
-    block_columns,
-    decide_tokens,
-    write,
-)
+from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState
+from jax_lm.diffusion.step import CANVASES, Pass, StepConfig, block_columns, decide_tokens, write
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
 from jax_lm.models.shapes import ScalarInt
@@ -92,13 +84,13 @@ class LeftToRight(Drafts):
         return cls(count, first_rows=region.start + count)
 
     @property
-    def request(self) -> str:
+    def request(self):
         return CAUSAL
 
     def blocks(self, canvas, length):
         return [canvas.region]
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         require_fresh(state, canvas, self.request)
         return super().begin(state, canvas)
 
@@ -128,23 +120,23 @@ class LeftToRight(Drafts):
         attends |= (group >= 0) & (group == group[:, None]) & (columns <= columns[:, None])
         return PassRows(columns, attends)
 
-    def cache_columns(self, width) -> int:
+    def cache_columns(self, width):
         """Return the columns of the canvas, and those of the rows of the last pass behind it."""
         # The rows stand in the cache one after the other. Those of the last pass begin at the
         # second last column, whose row decides the last one.
         return width + max(len(self.rows.columns) - 2, 0)
 
-    def passes(self, passes: Passes) -> Passes:
+    def passes(self, passes):
         first, steps = (each.config for each in passes)
         first = replace(
             first, rows=self.first_rows or first.rows, variant=replace(self, verifies=False)
         )
         return [Pass(first, 0), Pass(replace(steps, rows=len(self.rows.columns), variant=self), 0)]
 
-    def enter_row(self, row, inputs, config) -> SamplerState:
+    def enter_row(self, row, inputs, config):
         return row
 
-    def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config):
         """Compute the rows of a pass, decide the verified tokens, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -232,7 +224,7 @@ class LeftToRight(Drafts):
         config: StepConfig,
     ) -> Evaluation:
         """Decide the columns from `column` on, each with the random numbers of its own step."""
-        config = replace(config, axes=(*config.axes, CANVASES))
+        config = config.mapped(CANVASES)
         numbers = jnp.arange(self.most_columns, dtype=jnp.int32)
         positions = inputs.canvas.position_ids[0, column] + numbers
         needed = jnp.ones((1, 1), bool)
@@ -278,9 +270,8 @@ class LeftToRight(Drafts):
         after = write(row, evaluation, chosen, inputs, config)
         # What follows a stop token was filled at the step of the stop token.
         steps = row.step + jnp.minimum(jnp.arange(width) - column, kept)
-        is_new = row.masked & ~after.masked
         return after._replace(
-            commit_step=jnp.where(is_new, steps, after.commit_step),
+            commit_step=jnp.where(row.masked & ~after.masked, steps, after.commit_step),
             step=row.step + kept + 1,
             forwards=row.forwards + 1,
         )

@@ -21,7 +21,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import BatchValues, Mask
 from jax_lm.models.token_likelihood import column_parts
-from jax_lm.tokenizer import pad_left
+from jax_lm.tokenizer import TokenIds, pad_left
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
 SCORE_ROWS = 8
@@ -39,7 +39,7 @@ class Score:
 
 
 def log_likelihood(
-    sampler: Sampler, prompt: list[int], completion: list[int], *, samples: int, seed: int
+    sampler: Sampler, prompt: TokenIds, completion: TokenIds, *, samples: int, seed: int
 ) -> Score:
     """Estimate log p(completion | prompt), deterministic for a seed.
 
@@ -48,7 +48,9 @@ def log_likelihood(
     Raises:
         ValueError: nothing to score, fewer than one sample, or a negative seed.
     """
-    if not prompt and not sampler.config.family.is_diffusion:
+    # A row does not see the token that it predicts: all tokens are scored at once.
+    is_exact = sampler.config.is_autoregressive
+    if is_exact and not prompt:
         raise ValueError("prompt has no tokens: an autoregressive model predicts from one")
     if not completion:
         raise ValueError("completion has no tokens: nothing to score")
@@ -58,10 +60,8 @@ def log_likelihood(
         raise ValueError(f"seed={seed}: must not be negative")
     rng = np.random.default_rng(seed)
     length = len(completion)
-    is_exact = not sampler.config.family.is_diffusion
     # choose masks
     if is_exact:
-        # A row does not see the token that it predicts: all tokens are scored at once.
         levels = np.array([length])
     else:
         # One l from each of `samples` equal strata of 1 … L.

@@ -6,15 +6,12 @@ canvas and its branches yields the confidence of their remaining masks, and the 
 step commits. Unlike `jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
-from dataclasses import replace
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.drafts import Drafts
-from jax_lm.diffusion.state import BatchInputs, Evaluation, SamplerState, StepCarry
+from jax_lm.diffusion.state import BatchInputs, Evaluation, SamplerState
 from jax_lm.diffusion.step import CANVASES, StepConfig, block_columns, commit, evaluate, write
 from jax_lm.models.shapes import Scalar
 
@@ -25,13 +22,13 @@ class Lookahead(Drafts):
     keeps_candidates = False
     option = "lookahead"
 
-    def blank(self, rows) -> Any:
+    def blank(self, rows):
         """Return branches that equal their canvas."""
         return self.copies(rows)
 
-    def advance_row(self, model, row, cache, inputs, config) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config):
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
-        config = replace(config, axes=(*config.axes, CANVASES))
+        config = config.mapped(CANVASES)
         # compute the branches and the canvas
         branches = row.extra
         row = row._replace(extra=None)

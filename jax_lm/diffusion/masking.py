@@ -11,18 +11,18 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jax_lm.config import DreamConfig
 from jax_lm.models.shapes import BatchValues, Mask, PairMask, Tokens, TokenValues
 
+# Logits or hidden states of each position.
+TokenRows = Float[Array, "b t x"]
 # 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
 
 
-def align_rows(
-    rows: Float[Array, "b t x"], config: DreamConfig, starts: Mask | None = None
-) -> Float[Array, "b t x"]:
+def align_rows(rows: TokenRows, config: DreamConfig, starts: Mask | None = None) -> TokenRows:
     """Return the row that predicts each position, which depends on the family of the model."""
     return shift_right(rows, starts) if config.family.shifts else rows
 
 
-def shift_right(rows: Float[Array, "b t x"], starts: Mask | None = None) -> Float[Array, "b t x"]:
+def shift_right(rows: TokenRows, starts: Mask | None = None) -> TokenRows:
     """Align logits, or the hidden states they come from, with the tokens they predict.
 
     Dream was adapted from a causal model: row p predicts the token at p + 1. Position 0 keeps row
@@ -71,6 +71,15 @@ def over_samples(reduce: str, values: TokenValues, samples: Tokens) -> TokenValu
     return jnp.take_along_axis(totals(values, numbers), numbers, axis=1)
 
 
+def sample_draws(key: PRNGKeyArray, samples: Tokens) -> TokenValues:
+    """Draw a random number in [0, 1) for each sample, the same at all of its tokens."""
+
+    def draw(sample):
+        return jax.random.uniform(jax.random.fold_in(key, sample))
+
+    return jax.vmap(jax.vmap(draw))(samples)
+
+
 def noise_levels(
     key: PRNGKeyArray, samples: Tokens, draws: str = "even", minimum: float = 1e-3
 ) -> TokenValues:
@@ -88,10 +97,7 @@ def noise_levels(
         turns = samples.astype(jnp.uint32) * jnp.uint32(GOLDEN_STEP)
         u = (jax.random.uniform(key) + turns.astype(jnp.float32) / 2.0**32) % 1.0
     else:
-        numbers = samples // 2 if draws == "antithetic" else samples
-        u = jax.vmap(jax.vmap(lambda number: jax.random.uniform(jax.random.fold_in(key, number))))(
-            numbers
-        )
+        u = sample_draws(key, samples // 2 if draws == "antithetic" else samples)
         if draws == "antithetic":
             u = jnp.where(samples % 2 == 1, 1 - u, u)
     return minimum + (1 - minimum) * u
@@ -142,14 +148,10 @@ def visible_prefix(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Tok
     """
     # canvas [0, 1, 1, 1, 1] of one sample, level .25 and draw .8: floor(.8 * .75 * 4) = 2 positions
     # -> [0, 1, 1, 0, 0]
-
-    def draw(sample):
-        return jax.random.uniform(jax.random.fold_in(key, sample))
-
     sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
     before = jnp.cumsum(canvas, axis=1) - canvas
     indices = before - over_samples("min", before.astype(jnp.float32), samples)
-    return canvas & (indices < jnp.floor(jax.vmap(jax.vmap(draw))(samples) * (1 - levels) * sizes))
+    return canvas & (indices < jnp.floor(sample_draws(key, samples) * (1 - levels) * sizes))
 
 
 def confident_ranks(
@@ -164,10 +166,6 @@ def confident_ranks(
     """
     # log-probabilities [-1, -3, -2, -4] of a canvas of 4 -> places [3, 1, 2, 0], ranks
     # [.75, .25, .5, 0]
-
-    def is_ranked(sample):
-        return jax.random.uniform(jax.random.fold_in(key, sample)) < share
-
     # Sort within each sample: its canvas from the least to the most likely token, then given
     # tokens.
     order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)
@@ -175,7 +173,7 @@ def confident_ranks(
         jnp.arange(samples.shape[1]) - sample_positions(samples)
     )
     sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
-    ranked = canvas & jax.vmap(jax.vmap(is_ranked))(samples)
+    ranked = canvas & (sample_draws(key, samples) < share)
     return jnp.where(ranked, places / jnp.maximum(sizes, 1), jnp.nan)
 
 

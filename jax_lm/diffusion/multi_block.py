@@ -11,9 +11,9 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jax_lm.diffusion.block_pipeline import BlockFlags, BlockPipeline, completed_region
-from jax_lm.diffusion.state import SamplerState, decided_stops
-from jax_lm.diffusion.step import Pass, Passes
+from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
+from jax_lm.diffusion.state import decided_stops
+from jax_lm.diffusion.step import Pass
 from jax_lm.options import ACTIVE_BLOCKS
 
 
@@ -45,7 +45,7 @@ class MultiBlock(BlockPipeline):
     def request(self) -> str:
         return ACTIVE_BLOCKS
 
-    def passes(self, passes) -> Passes:
+    def passes(self, passes):
         """Compute the whole canvas, and decide columns of the whole answer."""
         return [Pass(replace(passes[0].config, length=self.end - self.start, rows=None), 0)]
 
@@ -53,7 +53,7 @@ class MultiBlock(BlockPipeline):
         """Return the keys that any query attends to: all that are present."""
         return present
 
-    def is_forced(self, masks, share) -> BlockFlags:
+    def is_forced(self, masks, share):
         """Return which block must decide a token: the first one with masks.
 
         The published threshold has no effect here: all blocks before that one are finished.
@@ -62,7 +62,7 @@ class MultiBlock(BlockPipeline):
         is_left = masks > 0
         return is_left & (jnp.cumsum(is_left, axis=1) == 1)
 
-    def end_texts(self, state, inputs, config) -> SamplerState:
+    def end_texts(self, state, inputs, config):
         """Repeat the first stop token of a row to its end, over tokens that were decided too."""
         # [p, M, S, b, M] -> [p, M, S, S, S]
         is_stop = decided_stops(state, inputs, config.stop_ids)

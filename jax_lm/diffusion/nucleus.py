@@ -1,4 +1,4 @@
-"""The candidates of a row of logits over the whole vocabulary, found without a sort.
+"""Candidates: a few tokens, or a row of logits over the whole vocabulary, found without a sort.
 
 A sort of 152,064 columns costs many times a small model on a CPU, and is slow on GPUs and TPUs.
 A nucleus needs none. In plain terms, for one row:
@@ -78,19 +78,21 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     columns = jnp.arange(count)
     part = columns // size
     index = columns - starts[part]
-    results = lax.map(compute, starts)
-    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), results)
+    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), lax.map(compute, starts))
 
 
 # One number for each row of the window.
 RowValue = Float[Array, "b r 1"]
+RowCount = Int[Array, "b r 1"]
+# One number for each of the n chunks of a row.
+ChunkValues = Float[Array, "b r n"]
 
 
 class Border(NamedTuple):
     """Logit and token id of the last candidate of each row, in a stable descending order."""
 
     value: RowValue
-    last: Int[Array, "b r 1"]
+    last: RowCount
 
     def excludes(
         self, values: Float[Array, "b r *c"], ids: Int[Array, "..."]
@@ -137,7 +139,7 @@ def in_chunks(values: Array, fill: float = 0.0) -> Array:
     return padded.reshape(*values.shape[:-1], -1, CHUNK)
 
 
-def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
+def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[ChunkValues, ...]:
     """Sum several arrays by chunk, in one pass over their common operands."""
 
     def sum_together(*parts):
@@ -255,7 +257,7 @@ def bisect_border(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Bor
     return Border(value, nth_marked(logits == value, count))
 
 
-def nth_marked(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
+def nth_marked(marked: Bool[Array, "b r v"], count: RowCount) -> RowCount:
     """Return the id of each row's `count`-th marked token, or of the last if there are fewer."""
     # 5 marks and count 3: the first token at which more than 2.5 of 5 have passed
     marks = jnp.sum(marked, axis=-1, keepdims=True)
@@ -283,12 +285,47 @@ def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
     )
 
 
-def draw_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> RowChoice:
+def draw_chunk(sums: ChunkValues, uniform: RowScores) -> RowChoice:
     """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
     own = pick(sums, chunk)
     before = jnp.sum(jnp.where(jnp.arange(sums.shape[-1]) < chunk[..., None], sums, 0.0), axis=-1)
     return chunk, jnp.clip((uniform * jnp.sum(sums, axis=-1) - before) / own, 0.0, 1 - 1e-6)
+
+
+class Candidates(NamedTuple):
+    """Tokens that a position may become.
+
+    Attributes:
+        log_probs: normalised log-probabilities; -inf is filtered out.
+        ids: ids of the tokens.
+    """
+
+    log_probs: RowValues
+    ids: RowValueIds
+
+    def at(self, index: RowIds) -> RowChoice:
+        """Return the token at an index of each row, and its log-probability."""
+        return pick(self.ids, index), pick(self.log_probs, index)
+
+    def likeliest(self) -> RowChoice:
+        """Return the most likely token of each row, and its log-probability."""
+        return self.at(jnp.argmax(self.log_probs, axis=-1))
+
+    def draw(self, uniform: RowScores) -> RowChoice:
+        """Draw a token of each row by its probability; also return its log-probability."""
+        return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
+
+    def margin(self) -> RowScores:
+        """Return the probability of the most likely token minus that of the second."""
+        # A single candidate has no second: its margin is its probability.
+        best = jnp.exp(lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
+        return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
+
+    def entropy(self) -> RowScores:
+        """Return the sum of p log p (negative entropy), as the reference computes it."""
+        probs = jnp.exp(self.log_probs)
+        return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
 
 
 class Rows(NamedTuple):
@@ -309,8 +346,8 @@ class Rows(NamedTuple):
     best: Float[Array, "b r 2"]
     best_ids: Int[Array, "b r 2"]
     border: Border | None
-    sums: Float[Array, "b r n"]
-    log_sums: Float[Array, "b r n"]
+    sums: ChunkValues
+    log_sums: ChunkValues
 
     @classmethod
     def of(
@@ -371,9 +408,7 @@ class Rows(NamedTuple):
         ids = chunk[..., None] * CHUNK + jnp.arange(CHUNK)
         # The last chunk may reach beyond the vocabulary.
         logits = jnp.take_along_axis(self.logits, ids, axis=-1, mode="fill", fill_value=-jnp.inf)
-        log_probs = self.log_probs(logits, ids)
-        index = inverse_cdf(jnp.exp(log_probs), rest)
-        return pick(ids, index), pick(log_probs, index)
+        return Candidates(self.log_probs(logits, ids), ids).draw(rest)
 
     def margin(self) -> RowScores:
         """Return the probability of the most likely token minus that of the second."""

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import SamplingParams
-from jax_lm.diffusion.state import StepCarry, rewrite
-from jax_lm.diffusion.step import StepConfig, Variant, block_columns, evaluate, write
+from jax_lm.diffusion.state import rewrite
+from jax_lm.diffusion.step import Variant, block_columns, evaluate, write
 from jax_lm.options import P2
 
 
@@ -27,10 +26,10 @@ class PathPlanning(Variant):
         return cls() if options.alg == P2 else None
 
     @property
-    def request(self) -> str:
+    def request(self):
         return f"alg={P2!r}"
 
-    def params(self, params, state) -> SamplingParams:
+    def params(self, params, state):
         """Return settings whose schedule has the share of positions that are MASK after each step.
 
         No step is idle, as those of the noise schedule may be: each proposes tokens anew.
@@ -39,12 +38,11 @@ class PathPlanning(Variant):
         shares = 1 - np.arange(1, len(params.ratios) + 1) / params.steps
         return params._replace(by_schedule=np.bool_(False), ratios=shares.astype(np.float32))
 
-    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Propose tokens for all positions, and keep the most confident ones."""
         holes = inputs.canvas.holes
         # The model sees the tokens as they are; each hole counts as undecided, for a proposal.
-        undecided = state._replace(masked=holes)
-        evaluation, cache = evaluate(model, undecided, cache, inputs, config)
+        evaluation, cache = evaluate(model, state._replace(masked=holes), cache, inputs, config)
         # 8 positions, .25 of them MASK after this step: the 6 most confident are kept.
         columns = block_columns(holes, inputs.window, config)
         share = inputs.params.ratios[state.step - inputs.window.first_step]

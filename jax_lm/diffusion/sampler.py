@@ -1,4 +1,4 @@
-"""The sampler: fills a canvas block by block with the compiled loop over `step`.
+"""The sampler: fills a canvas block by block with the compiled loop over steps.
 
     state = Sampler(model).generate(Canvas.after(ids, mask, 256), GenerationOptions(max_new_tokens=256))
 
@@ -6,7 +6,7 @@ From the top down:
 
     stream    the blocks of a canvas, one after another
     fill      one block: chooses between refresh and step, and calls the compiled loop
-    run       the compiled loop over `jax_lm.diffusion.step.step`
+    run       the compiled loop over `jax_lm.diffusion.step.Variant.advance`
 
 `generate` is `stream` without intermediate states: the compiled loop only returns less often.
 """
@@ -64,7 +64,17 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
-from jax_lm.models.shapes import HostLogits, HostTokens, ScalarInt, SequenceTokens, StopIds, Tokens
+from jax_lm.models.shapes import (
+    HostLogits,
+    HostTokens,
+    HostValues,
+    Logits,
+    ScalarInt,
+    SequenceTokens,
+    Shape,
+    StopIds,
+    Tokens,
+)
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -114,7 +124,7 @@ class Sampler:
 
     def __init__(self, model: DreamForCausalLM):
         mask_id = model.config.mask_token_id
-        if not model.config.family.is_diffusion:
+        if model.config.is_autoregressive:
             # An autoregressive model has no MASK token. The first id past its vocabulary marks
             # undecided positions: it is never a candidate, and no other position attends to it.
             mask_id = model.config.vocab_size
@@ -251,8 +261,9 @@ class Sampler:
                 block=block.start, rows=0, first_step=step, until=until, forwards=NEVER
             )
             inputs = BatchInputs(arrays, window, params)
-            refresh_steps = decoding.refresh_steps or NEVER
-            state, cache = yield from self.fill(state, cache, inputs, passes, refresh_steps, every)
+            state, cache = yield from self.fill(
+                state, cache, inputs, passes, decoding.refresh_steps or NEVER, every
+            )
             finished.append(block)
             if not np.asarray(state.masked).any():
                 break
@@ -269,17 +280,16 @@ class Sampler:
 
         Raises ValueError as `stream` does. `block_passes` derives those of blocks from it.
         """
-        if not self.config.family.is_diffusion and options.decoding.settings.cache != "causal":
+        if self.config.is_autoregressive and options.decoding.settings.cache != "causal":
             raise ValueError(
                 f"cache={options.decoding.settings.cache!r}: must be 'causal', {LEFT_TO_RIGHT_ONLY}"
             )
-        methods = (method.of(canvas, options, self.config) for method in METHODS)
-        variant = next(method for method in methods if method is not None)
+        variants = (method.of(canvas, options, self.config) for method in METHODS)
+        variant = next(filter(None, variants))
         if variant != PLAIN and hooks != NO_HOOKS:
             raise ValueError(f"hooks, strict_reference: must not be given with {variant.request}")
         return StepConfig(
             length=canvas.region.length,
-            rows=None,
             mask_id=self.mask_id,
             top_k=options.top_k,
             stop_ids=stop_ids if options.early_stop and variant.ends_early else (),
@@ -366,7 +376,7 @@ class Sampler:
         step: int,
         *,
         strict_reference: bool = False,
-    ) -> tuple[HostTokens, Float[np.ndarray, "b t"]]:
+    ) -> tuple[HostTokens, HostValues]:
         """Take one step from any intermediate canvas, with the whole canvas as one block.
 
         Args:
@@ -383,18 +393,18 @@ class Sampler:
         region = canvas.region
         holes = canvas.holes & (tokens == self.mask_id)
         # Only the masks of `tokens` are open; the schedule counts from step 0, not from `step`.
-        state = self.start(canvas, seed=0)
-        state = state._replace(
+        state = self.start(canvas, seed=0)._replace(
             tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step)
         )
         config = StepConfig(
             length=region.length,
-            rows=None,
             mask_id=self.mask_id,
             top_k=options.top_k,
             hooks=Hooks(admits_mask=strict_reference),
         )
-        inputs = one_block(canvas, options, until=step + 1)
+        window = Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=NEVER)
+        params = SamplingParams.of(options, region.length, region.length)
+        inputs = BatchInputs(CanvasArrays.of(canvas), window, params)
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
         # The scores cover only the region's columns.
@@ -426,7 +436,7 @@ class Sampler:
             end = max(rows, min(column - 1 + rows, length))
             rows = width
             start = 0
-        config = StepConfig(length=1, rows=rows, mask_id=self.mask_id, top_k=None)
+        config = StepConfig(length=1, rows=rows, mask_id=self.mask_id)
         inputs = Window.of(block=column, rows=start, first_step=0, until=0, forwards=0)
         result, cache = run_logits(
             self.graph, self.params, cache, tokens, np.int32(length), inputs, config
@@ -438,17 +448,9 @@ class Sampler:
             logits[self.growth.expand_id] = -np.inf
         return logits, LogitsWindow(cache, end)
 
-    def forward(self, tokens: Tokens) -> Float[Array, "b t v"]:
+    def forward(self, tokens: Tokens) -> Logits:
         """Return the logits of one forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
-
-
-def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchInputs:
-    """Return the inputs of steps that treat the whole region as one block."""
-    region = canvas.region
-    window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
-    params = SamplingParams.of(options, region.length, region.length)
-    return BatchInputs(CanvasArrays.of(canvas), window, params)
 
 
 def block_passes(
@@ -540,8 +542,7 @@ def run(
     state, cache = variant.leave(*carry, inputs, config)
     # The state is small, and every host reads it.
     is_open = variant.is_open(state, inputs.window, config)
-    is_broken = jnp.isnan(state.confidence).any()
-    progress = jnp.stack([state.step, state.forwards, is_broken, is_open])
+    progress = jnp.stack([state.step, state.forwards, jnp.isnan(state.confidence).any(), is_open])
     state, progress = constrain((state, progress), model.mesh)
     return state, cache, progress
 
@@ -555,9 +556,7 @@ def run_evaluation(
 
 
 @partial(ModelFunction, static_argnames=("graph", "shape", "has_tail"))
-def run_empty_cache(
-    graph: ModelGraph, params: dict, shape: tuple[int, int], has_tail: bool
-) -> KVCache:
+def run_empty_cache(graph: ModelGraph, params: dict, shape: Shape, has_tail: bool) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
     return empty_cache(graph.merge(params), shape, has_tail=has_tail)
 
@@ -583,6 +582,6 @@ def run_logits(
 
 
 @partial(ModelFunction, static_argnames="graph")
-def run_forward(graph: ModelGraph, params: dict, tokens: Tokens) -> Float[Array, "b t v"]:
+def run_forward(graph: ModelGraph, params: dict, tokens: Tokens) -> Logits:
     """Return the logits of a whole canvas, not shifted."""
     return graph.merge(params)(tokens)

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
+from jax_lm.config import Fields
+from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.models.dream import KeyValues
+from jax_lm.diffusion.nucleus import Candidates
+from jax_lm.models.dream import LayerCaches
 from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import (
     BatchKeys,
@@ -84,8 +86,7 @@ class SamplerState(NamedTuple):
         batch = len(self.tokens)
         # tokens [b, t] -> [b, 1, t]; step [] -> [b]
         counters = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
-        state = self._replace(extra=None, **counters)
-        return jax.tree.map(lambda part: part[:, None], state)._replace(**counters)
+        return each_alone(self._replace(extra=None, **counters))._replace(**counters)
 
 
 class KVCache(NamedTuple):
@@ -96,8 +97,18 @@ class KVCache(NamedTuple):
         tail: for `dual`, the hidden state before the block, as computed by the last refresh.
     """
 
-    layers: tuple[KeyValues, ...] | None = None
+    layers: LayerCaches | None = None
     tail: Float[Array, "b 1 d"] | None = None
+
+
+def each_alone(tree) -> Any:
+    """Make each row a batch of one: [b, ...] -> [b, 1, ...]."""
+    return jax.tree.map(lambda part: part[:, None], tree)
+
+
+def together(tree) -> Any:
+    """Invert `each_alone`: [b, 1, ...] -> [b, ...]."""
+    return jax.tree.map(lambda part: part[:, 0], tree)
 
 
 # What a step takes from the step before it, and the loop over steps carries.
@@ -147,7 +158,7 @@ class Window(NamedTuple):
         return self._replace(**int32_arrays(numbers))
 
 
-def int32_arrays(numbers: dict[str, int]) -> dict[str, Any]:
+def int32_arrays(numbers: Fields) -> Fields:
     """Convert plain numbers to arrays, so that a new number does not trigger a compilation."""
     return {name: np.int32(number) for name, number in numbers.items()}
 
@@ -253,8 +264,7 @@ def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> Sample
 
 def row_keys(seed: int, numbers: Sequence[int]) -> BatchKeys:
     """Return a random key per row, which depends on the seed and the row's number alone."""
-    fold_in = partial(jax.random.fold_in, seed_key(seed))
-    return jax.vmap(fold_in)(np.array(numbers, np.int32))
+    return jax.vmap(partial(jax.random.fold_in, seed_key(seed)))(np.array(numbers, np.int32))
 
 
 def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> SamplerState:
@@ -264,5 +274,6 @@ def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> S
     masked = holes & (tokens == mask_id)
     # A token closed by the hook counts as committed by this step.
     closed = jnp.where(state.masked, state.step, state.commit_step)
-    commit_step = jnp.where(masked, NEVER, closed)
-    return state._replace(tokens=tokens, masked=masked, commit_step=commit_step)
+    return state._replace(
+        tokens=tokens, masked=masked, commit_step=jnp.where(masked, NEVER, closed)
+    )

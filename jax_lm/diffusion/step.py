@@ -5,7 +5,7 @@ independent of each other:
 - a block limits which columns a step may commit;
 - a cache limits which rows a step recomputes; a refresh recomputes all of them.
 
-`step` is plain denoising. A decoding method that does something else is a `Variant` in a file of
+`Variant` is plain denoising. A decoding method that does something else is a subclass in a file of
 its own; this file names none of them.
 """
 
@@ -23,7 +23,6 @@ from jaxtyping import Array, Bool, Float
 from jax_lm.config import Texts
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import (
-    Candidates,
     SamplingParams,
     TokenLogProbs,
     add_noise,
@@ -37,7 +36,7 @@ from jax_lm.diffusion.candidates import (
 )
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.masking import align_rows
-from jax_lm.diffusion.nucleus import Rows, in_parts, map_columns
+from jax_lm.diffusion.nucleus import Candidates, Rows, in_parts, map_columns
 from jax_lm.diffusion.state import (
     NO_HOOKS,
     BatchInputs,
@@ -60,6 +59,7 @@ from jax_lm.models.shapes import (
     RowMask,
     RowScores,
     ScalarBool,
+    Shape,
     StopIds,
     Tokens,
 )
@@ -84,7 +84,7 @@ SMALLEST_HEAD = 16
 class Variant:
     """A decoding method: one hook for each thing that it may do differently from plain denoising.
 
-    This class is plain denoising. A method
+    This class is plain denoising. A method, whose hooks have the types of those here,
 
     - subclasses it in a file of its own, as a frozen dataclass if it has settings (static under jit);
     - keeps its state between steps in `SamplerState.extra`;
@@ -168,8 +168,14 @@ class Variant:
         inputs: BatchInputs,
         config: "StepConfig",
     ) -> StepCarry:
-        """Take one denoising step."""
-        return step(model, state, cache, inputs, config)
+        """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
+        # Block [a, M, M], and a rule that commits the most confident mask:
+        #   proposed   [a, b, c]
+        #   chosen     [0, 0, 1]
+        #   committed  [a, M, c]
+        evaluation, cache = evaluate(model, state, cache, inputs, config)
+        state = state._replace(forwards=state.forwards + 1)
+        return commit(state, evaluation, inputs, config), cache
 
     def advance_row(
         self,
@@ -212,14 +218,18 @@ class StepConfig:
     """
 
     length: int
-    rows: int | None
+    rows: int | None = None
     mask_id: int
-    top_k: int | None
+    top_k: int | None = None
     stop_ids: StopIds = ()
     hooks: Hooks = NO_HOOKS
     variant: Variant = PLAIN
     copies: int = 1
     axes: Texts = ()
+
+    def mapped(self, axis: str) -> "StepConfig":
+        """Return the configuration inside a `jax.vmap` over this axis."""
+        return replace(self, axes=(*self.axes, axis))
 
 
 class Pass(NamedTuple):
@@ -239,22 +249,6 @@ class Pass(NamedTuple):
 
 
 Passes = list[Pass]
-
-
-def step(
-    model: DreamForCausalLM,
-    state: SamplerState,
-    cache: KVCache,
-    inputs: BatchInputs,
-    config: StepConfig,
-) -> StepCarry:
-    """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
-    # Block [a, M, M], and a rule that commits the most confident mask:
-    #   proposed   [a, b, c]
-    #   chosen     [0, 0, 1]
-    #   committed  [a, M, c]
-    evaluation, cache = evaluate(model, state, cache, inputs, config)
-    return commit(state._replace(forwards=state.forwards + 1), evaluation, inputs, config), cache
 
 
 def evaluate(
@@ -395,12 +389,11 @@ def block_hidden(
     return aligned, KVCache(layers, aligned[:, :1])
 
 
-def empty_cache(model: DreamForCausalLM, shape: tuple[int, int], *, has_tail: bool) -> KVCache:
+def empty_cache(model: DreamForCausalLM, shape: Shape, *, has_tail: bool) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
-    width = model.config.hidden_size
     # Without a shift, the block's own rows predict all of its columns.
     has_tail &= model.config.family.shifts
-    tail = jnp.zeros((shape[0], 1, width), model.dtype) if has_tail else None
+    tail = jnp.zeros((shape[0], 1, model.config.hidden_size), model.dtype) if has_tail else None
     return KVCache(model.model.empty_cache(*shape), tail)
 
 
@@ -496,7 +489,6 @@ def decide_tokens(
     proposal = draw_proposal(candidates, entropy, state, positions, params)
     logprobs = None
     tokens = proposal.tokens
-    scores = proposal.scores
     # The order `untied` needs log-probabilities from before the filters.
     is_untied = params.alg == ALGS.index("untied")
     unfiltered = if_any(
@@ -505,6 +497,7 @@ def decide_tokens(
         jnp.zeros(shape),
         config,
     )
+    scores = proposal.scores
     scores = jnp.where(is_untied, break_ties(scores, unfiltered), scores)
     proposal = proposal._replace(scores=scores)
     # log-probabilities, if a request asks for them

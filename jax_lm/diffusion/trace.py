@@ -52,7 +52,7 @@ def decoded_blocks(
     length = options.max_new_tokens
     decoding = options.decoding
     # Filters and MASK do not matter to hidden states.
-    plain = StepConfig(length=length, rows=None, mask_id=0, top_k=None)
+    plain = StepConfig(length=length, mask_id=0)
     canvas = Canvas.after(np.zeros((1, width - length), np.int32), None, length)
     blocks = []
     for block in canvas.blocks(decoding.block_length_in(length)):
@@ -134,8 +134,9 @@ def canvas_hidden(
         )
         window = jax.tree.map(jnp.asarray, window)
         # [b, n, t] -> [b * n, t]
-        flat = canvases.reshape(-1, t)
-        hidden, cache = block_hidden(model, flat, cache, arrays, window, step.config, remat=remat)
+        hidden, cache = block_hidden(
+            model, canvases.reshape(-1, t), cache, arrays, window, step.config, remat=remat
+        )
         return hidden.reshape(b, n, block.columns.length, -1), cache
 
     if len(block.passes) == 1:

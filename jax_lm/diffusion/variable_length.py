@@ -6,7 +6,6 @@ its hole; each column has the number of its hole. Then one gather moves the colu
 that shapes stay the same. Since positions shift, every step recomputes every row.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,13 +16,13 @@ from jaxtyping import Array
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import SamplingParams, add_noise
+from jax_lm.diffusion.candidates import add_noise
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
-from jax_lm.diffusion.state import NEVER, SamplerState, StepCarry
-from jax_lm.diffusion.step import StepConfig, Variant, evaluate, noise
-from jax_lm.models.shapes import BatchCounts, Mask, RowLogits, Tokens
+from jax_lm.diffusion.state import NEVER
+from jax_lm.diffusion.step import Variant, evaluate, noise
+from jax_lm.models.shapes import BatchCounts, Mask, Tokens
 from jax_lm.options import GenerationOptions
-from jax_lm.templates import Template
+from jax_lm.templates import Template, Templates
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
 
 
@@ -97,13 +96,13 @@ class VariableLength(Variant):
         return replace(growth, tokens_per_step=options.tokens_per_step)
 
     @property
-    def request(self) -> str:
+    def request(self):
         return "holes that grow"
 
-    def begin(self, state, canvas) -> SamplerState:
+    def begin(self, state, canvas):
         return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
 
-    def params(self, params, state) -> SamplingParams:
+    def params(self, params, state):
         """Replace the schedule, which needs a fixed number of tokens, with a limit of steps.
 
         The limit is a safeguard, and is never reached: a step decides at least one mask, and each
@@ -117,7 +116,7 @@ class VariableLength(Variant):
             ratios=np.ones(1, np.float32),
         )
 
-    def admit(self, logits, state, expand_id) -> RowLogits:
+    def admit(self, logits, state, expand_id):
         """Set the logit of the token that expands to -inf in rows that may not grow.
 
         A row may grow if its room and budget suffice for a step in which every decision expands.
@@ -128,7 +127,7 @@ class VariableLength(Variant):
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
         return jnp.where(is_expand & ~may_expand[:, None, None], -jnp.inf, logits)
 
-    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config):
         """Take one denoising step: decide positions, then expand and delete."""
         # compute: rows begin in column 0, so a column number is a position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
@@ -262,9 +261,7 @@ def spare_room(template: Template, options: GenerationOptions) -> int:
     return sum(max(options.max_new_tokens - length, 0) for length in template.lengths)
 
 
-def grows(
-    growth: VariableLength | None, templates: Sequence[Template], options: GenerationOptions
-) -> bool:
+def grows(growth: VariableLength | None, templates: Templates, options: GenerationOptions) -> bool:
     """Return whether the holes of templates find their own length.
 
     Raises:
@@ -284,7 +281,7 @@ def grows(
 
 
 def lay_out(
-    templates: Sequence[Template],
+    templates: Templates,
     tokenizer: DiffuCoderTokenizer,
     options: GenerationOptions,
     config: DreamConfig,

@@ -171,8 +171,9 @@ class Evaluator:
             # random numbers.
             if any(draft.attempt.key not in done for draft in batch):
                 report = terminal.batch_progress(on_progress, start, len(batch), len(drafts))
-                size = min(self.batch_size, len(drafts))
-                attempts = self.decode_batch(batch, size, batch_seed(self.seed, number), report)
+                attempts = self.decode_batch(
+                    batch, min(self.batch_size, len(drafts)), batch_seed(self.seed, number), report
+                )
                 yield from execute_attempts(
                     self.executor, [attempt for attempt in attempts if attempt.key not in done]
                 )
@@ -197,9 +198,8 @@ class Evaluator:
         self, batch: Sequence[Draft], size: int, seed: int, on_progress: terminal.Report | None
     ) -> Iterator[Attempt]:
         """Decode a batch of drafts, filled up to `size` of them. The attempts are not executed."""
-        is_over = self.prompting.is_over
         rows = [
-            (template, partial(is_over, draft.attempt.problem))
+            (template, partial(self.prompting.is_over, draft.attempt.problem))
             for draft in batch
             for template in draft.templates
         ]

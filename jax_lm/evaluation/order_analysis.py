@@ -15,7 +15,7 @@ A decoded canvas is a trace, a row with these values:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
@@ -24,14 +24,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Names
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problems
 from jax_lm.host import terminal
 from jax_lm.host.files import write_json_whole, write_whole
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.models.shapes import SequenceTokens
+from jax_lm.models.shapes import HostValues, SequenceTokens
 from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, write_picture
 from jax_lm.reports.document import Section
@@ -81,8 +81,9 @@ def analyze_order(
     rows = []
     for setting in options:
         # All greedy samples are equal.
-        count = samples if setting.temperature > 0 else 1
-        decoded = decode_traces(engine, problems, setting, samples=count, seed=seed)
+        decoded = decode_traces(
+            engine, problems, setting, samples=samples if setting.temperature > 0 else 1, seed=seed
+        )
         traces += decoded
         rows.append(measure_temperature(decoded, problems, executor))
     first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
@@ -114,7 +115,7 @@ def measures_section(analysis: Row) -> Section:
     return table_section("Measures", rows)
 
 
-def draw_pictures(analysis: Row) -> dict[str, str]:
+def draw_pictures(analysis: Row) -> Names:
     """Return the charts as SVG, by name. analysis.html explains them."""
     rows = analysis["temperatures"]
 
@@ -155,7 +156,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     }
 
 
-def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields):
+def write_analysis(analysis: Row, folder: Path, metadata: Names, facts: Fields):
     """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
     write_json_whole(folder / "analysis.json", {**facts, **analysis})
     pictures = draw_pictures(analysis)
@@ -163,8 +164,10 @@ def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], fac
         write_picture(folder / f"{name}.svg", picture)
     by_temperature = groupby(analysis["traces"], key=itemgetter("temperature"))
     replayed = [trace for _, traces in by_temperature for trace in islice(traces, REPLAYED)]
-    page = render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed)
-    write_whole(folder / "analysis.html", page)
+    write_whole(
+        folder / "analysis.html",
+        render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed),
+    )
 
 
 def decides_several(options: GenerationOptions) -> bool:
@@ -187,8 +190,12 @@ def analysis_options(engine: DiffuCoderInference, options: GenerationOptions) ->
         return options
     # The published schedule rounds: with as many steps as positions, some steps decide no position
     # and others several.
-    decoding = replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS)
-    return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=decoding)
+    return replace(
+        options,
+        num_steps=options.steps,
+        tokens_per_step=1,
+        decoding=replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS),
+    )
 
 
 def decode_traces(
@@ -210,8 +217,7 @@ def decode_traces(
     state = None
     with terminal.progress(f"temperature {options.temperature:g}") as report:
         # Without progress nothing interrupts the compiled loop; with it, every eighth step does.
-        every = 8 if report else None
-        for state in engine.states(canvas, options, seed=seed, every=every):
+        for state in engine.states(canvas, options, seed=seed, every=8 if report else None):
             if report:
                 report(holes - int(np.asarray(state.masked).sum()), holes)
     # At least the last state is yielded.
@@ -242,7 +248,7 @@ def decode_traces(
 
 def first_confidence(
     engine: DiffuCoderInference, problems: Problems, new_tokens: int
-) -> Float[np.ndarray, "b t"]:
+) -> HostValues:
     """Compute the largest probability at each position while all positions are masked.
 
     The probabilities are those at temperature 1 without filters. The paper calls their shape an

@@ -3,11 +3,10 @@
 Reads the records of a journal.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 
+from jax_lm.config import Names, read_table
 from jax_lm.evaluation.attempts import CANNOT_JUDGE, NO_BORDER, SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import Rate, rates, wilson
 from jax_lm.reports.charts import bar_chart
@@ -16,7 +15,7 @@ from jax_lm.reports.run_folder import Record
 from jax_lm.reports.tables import table_section
 
 # pass@1 in percent by model and suite, and the number of problems behind it by suite.
-PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+PUBLISHED = read_table(__file__, "published.toml")
 NOTE = (
     "Published scores are one sample per problem at temperature 0.2 with 512 steps (arXiv "
     "2506.20639). Their intervals are Wilson's for the size of the benchmark. Only a run with those "
@@ -110,9 +109,7 @@ def attempt_section(record: Record) -> Section:
     )
 
 
-def evaluation_metadata(
-    settings: Record, records: Collection[Record], total: int
-) -> dict[str, str]:
+def evaluation_metadata(settings: Record, records: Collection[Record], total: int) -> Names:
     """Return the settings that the rates of a run depend on, and how its attempts ended."""
     metadata = {
         "model": str(settings["model"]),

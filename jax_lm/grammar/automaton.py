@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import outlines_core
 
-from jax_lm.grammar.regular import ANCHORS, REFUSED
+from jax_lm.grammar.regular import ANCHORS, REFUSED, Ranges
 
 # Token of the end of a text; the tokens before it are the bytes 0 to 255.
 END = 256
@@ -68,7 +68,7 @@ def refuse(reason: str) -> NoReturn:
     sys.exit(REFUSED)
 
 
-def ranges(steps: Mapping[int, int]) -> list[tuple[int, int, int]]:
+def ranges(steps: Mapping[int, int]) -> Ranges:
     """Merge moves into ranges of bytes, in order: first byte, last byte, next state.
 
     The steps {97: 1, 98: 1, 100: 2} are the ranges (97, 98, 1) and (100, 100, 2).

@@ -96,8 +96,7 @@ def search_end(text: str, after: str, most: int) -> str | None:
             continue
         # Extend only what is the beginning of some program: the parser expects more, here or at
         # least if a backslash continues the last line.
-        continued = candidate + " \\\n"
-        if result != "wrong" or verdict(continued) == "open":
+        if result != "wrong" or verdict(candidate + " \\\n") == "open":
             waiting += [
                 (candidate + piece, depth + 1) for piece in reversed(list(pieces(candidate)))
             ]

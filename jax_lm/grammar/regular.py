@@ -67,8 +67,9 @@ FORMATS = {
 NAMED_PARTS = ("properties", "$defs", "definitions")
 
 
-# Ranges by state: first byte, last byte, next state.
-Moves = dict[int, list[tuple[int, int, int]]]
+# Moves of a state: first byte, last byte, next state.
+Ranges = list[tuple[int, int, int]]
+Moves = dict[int, Ranges]
 
 
 class RegularGrammar:
@@ -251,9 +252,9 @@ def require_supported(schema):
             parts = [value]
         elif name == "pattern" and isinstance(value, str):
             # "[^,]" -> "[[^,]&&[^…]]", else {"a": "x", "b": "y"} would match {"a": "[^,]*"}
-            whole = re.sub(ANCHORS, r"\1", value)
             plain = ESCAPABLE.sub(
-                lambda part: UNESCAPED if part[0] == "." else f"[{part[0]}&&{UNESCAPED}]", whole
+                lambda part: UNESCAPED if part[0] == "." else f"[{part[0]}&&{UNESCAPED}]",
+                re.sub(ANCHORS, r"\1", value),
             )
             schema[name] = f"(?:{plain})"
         for part in parts:

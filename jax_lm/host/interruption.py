@@ -122,11 +122,13 @@ def watch_interrupts():
         target=wait_for_interrupts, args=(read_fd,), name="interruption", daemon=True
     ).start()
     # Python would print a traceback for an interrupt inside a destructor, a callback or a thread.
-    unraisable = sys.unraisablehook
-    in_thread = threading.excepthook
-    raised = KeyboardInterrupt, Terminated
-    sys.unraisablehook = lambda a: None if a.exc_type in raised else unraisable(a)
-    threading.excepthook = lambda a: None if a.exc_type in raised else in_thread(a)
+    sys.unraisablehook = without_interrupts(sys.unraisablehook)
+    threading.excepthook = without_interrupts(threading.excepthook)
+
+
+def without_interrupts(hook: Callable) -> Callable:
+    """Return a hook for exceptions that ignores interrupts."""
+    return lambda a: None if a.exc_type in (KeyboardInterrupt, Terminated) else hook(a)
 
 
 def set_handlers(handler: Callable[[int, FrameType | None], None]):

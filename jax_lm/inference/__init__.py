@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +32,14 @@ from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_ex
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
-from jax_lm.inference.row_ends import rows_over
-from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_adapters, find_model
+from jax_lm.inference.row_ends import Ends, rows_over
+from jax_lm.model_source import (
+    BUILTIN_MODEL,
+    BUILTIN_NAME,
+    FolderOrHubId,
+    find_adapters,
+    find_model,
+)
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -54,11 +59,12 @@ from jax_lm.sharding import MeshShape, choose_replicas, split_data
 from jax_lm.templates import (
     HoleLength,
     Template,
+    Templates,
     candidate_lengths,
     completion_templates,
     initial_length,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message
+from jax_lm.tokenizer import Conversation, DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +106,13 @@ class DiffuCoderInference:
 
     def __init__(
         self,
-        model_path: str | Path | None = None,
-        tokenizer_path: str | Path | None = None,
+        model_path: FolderOrHubId | None = None,
+        tokenizer_path: FolderOrHubId | None = None,
         dtype: str | None = None,
         *,
         mesh: str | None = None,
-        adapter: str | Path | None = None,
-        adapters: Mapping[str, str | Path] = {},
+        adapter: FolderOrHubId | None = None,
+        adapters: Mapping[str, FolderOrHubId] = {},
         replicas: int = 1,
         verbose: bool = True,
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
@@ -125,7 +131,10 @@ class DiffuCoderInference:
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
             folder if tokenizer_path is None else tokenizer_path
         )
-        self.require_tokenizer()
+        if self.is_autoregressive:
+            self.tokenizer.require_vocabulary(self.config.vocab_size)
+        else:
+            self.tokenizer.require_ids(self.config)
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
@@ -165,14 +174,7 @@ class DiffuCoderInference:
     @property
     def is_autoregressive(self) -> bool:
         """Whether the model predicts only the token after given text."""
-        return not self.config.family.is_diffusion
-
-    def require_tokenizer(self):
-        """Raise TokenizerError unless the tokenizer belongs to the model."""
-        if self.is_autoregressive:
-            self.tokenizer.require_vocabulary(self.config.vocab_size)
-        else:
-            self.tokenizer.require_ids(self.config)
+        return self.config.is_autoregressive
 
     def adapted(self, name: str, adapter: StoredAdapter) -> Sampler:
         """Return a sampler of the model with an adapter; both have the same arrays."""
@@ -261,7 +263,7 @@ class DiffuCoderInference:
 
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Conversation,
         options: GenerationOptions = DEFAULTS,
         *,
         seed: int = 0,
@@ -283,7 +285,7 @@ class DiffuCoderInference:
             0
         ]
 
-    def chat_prompt(self, messages: str | Sequence[Message]) -> str:
+    def chat_prompt(self, messages: str | Conversation) -> str:
         """Format a conversation with the chat template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -317,9 +319,10 @@ class DiffuCoderInference:
         templates = completion_templates(prompts, options.max_new_tokens)
         decode = self.decode_shown if shows_progress else self.decode
         rows = decode(templates, options, seed=seed).rows
-        read = self.tokenizer.decode
         return [
-            ReplayedText.of(row.text, Replay.of(prompt, row, read, options.temperature))
+            ReplayedText.of(
+                row.text, Replay.of(prompt, row, self.tokenizer.decode, options.temperature)
+            )
             for prompt, row in zip(prompts, rows, strict=True)
         ]
 
@@ -401,7 +404,7 @@ class DiffuCoderInference:
         return Template.parse(text, self.hole_lengths(options.max_new_tokens, None, options)[0])
 
     def decode_shown(
-        self, templates: Sequence[Template], options: GenerationOptions, *, seed: int
+        self, templates: Templates, options: GenerationOptions, *, seed: int
     ) -> DecodedBatch:
         """Fill templates in one batch, and show progress and what would be quicker meanwhile."""
         with terminal.progress("generating", FIRST_NOTE) as report:
@@ -409,13 +412,13 @@ class DiffuCoderInference:
 
     def decode(
         self,
-        templates: Sequence[Template],
+        templates: Templates,
         options: GenerationOptions,
         *,
         seed: Seed = 0,
         on_progress: terminal.Report | None = None,
         on_state: Callable[[Canvas, SamplerState], None] | None = None,
-        ends: Sequence[Callable[[str], bool]] | None = None,
+        ends: Ends | None = None,
     ) -> DecodedBatch:
         """Fill templates in one batch, with confidences and timing.
 
@@ -443,8 +446,9 @@ class DiffuCoderInference:
         start_state = None
         is_plain = canvas.room is None and not (options.draft or options.lookahead)
         if on_state and is_plain and not options.decoding.is_pipelined:
-            logprobs = TokenLogProbs.empty(canvas.tokens.shape, 1)
-            start_state = self.sampler.start(canvas, seed)._replace(logprobs=logprobs)
+            start_state = self.sampler.start(canvas, seed)._replace(
+                logprobs=TokenLogProbs.empty(canvas.tokens.shape, 1)
+            )
         sampler = self.sampler
         if ends is not None:
             sampler = sampler.changed(is_over=partial(rows_over, canvas, self.tokenizer, ends))
@@ -524,9 +528,7 @@ class DiffuCoderInference:
         check_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
-    def canvas(
-        self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
-    ) -> Canvas:
+    def canvas(self, templates: Templates, options: GenerationOptions = DEFAULTS) -> Canvas:
         """Lay templates out as rows.
 
         Raises:

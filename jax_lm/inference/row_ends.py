@@ -9,12 +9,12 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.state import SamplerState
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+# For each row, whether the beginning of its text needs no continuation.
+Ends = Sequence[Callable[[str], bool]]
+
 
 def rows_over(
-    canvas: Canvas,
-    tokenizer: DiffuCoderTokenizer,
-    ends: Sequence[Callable[[str], bool]],
-    state: SamplerState,
+    canvas: Canvas, tokenizer: DiffuCoderTokenizer, ends: Ends, state: SamplerState
 ) -> Bool[np.ndarray, "b"]:
     """Return which rows are over, by the text of their first hole up to its first mask.
 

@@ -39,11 +39,17 @@ AMPERE = 8.0
 MAX_HEAD_DIM = 128
 
 
+Queries = Float[Array, "b t n h"]
+Keys = Float[Array, "b k s h"]
+# Cosines or sines of the rotary embedding.
+Angles = Float[Array, "b t 1 h"]
+
+
 class KeyValues(NamedTuple):
     """Keys (after the rotary embedding) and values of one layer."""
 
-    keys: Float[Array, "b k s h"]
-    values: Float[Array, "b k s h"]
+    keys: Keys
+    values: Keys
 
 
 class SampleMask(NamedTuple):
@@ -58,9 +64,13 @@ class SampleMask(NamedTuple):
     samples: Tokens
 
 
-KeyMask = Bool[Array, "b s"] | PairMask | SampleMask | None
-Queries = Float[Array, "b t n h"]
-Keys = Float[Array, "b k s h"]
+# A number of each key: its position, or the id of its segment.
+KeyInts = Int[Array, "b s"]
+GivenMask = Bool[Array, "b s"] | PairMask | SampleMask
+# None admits all keys.
+KeyMask = GivenMask | None
+# The attention output, and the keys and values that were attended to.
+Attended = tuple[Queries, KeyValues]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
 
 
@@ -80,8 +90,8 @@ class WindowOperands(NamedTuple):
     q: Queries
     k: Float[Array, "b t k h"]
     v: Float[Array, "b t k h"]
-    cos: Float[Array, "b t 1 h"]
-    sin: Float[Array, "b t 1 h"]
+    cos: Angles
+    sin: Angles
     mask: KeyMask
     cache: KeyValues
 
@@ -206,7 +216,7 @@ def full_mask(q: Queries, k: Keys, mask: KeyMask) -> PairMask | None:
     return None if mask is None else jnp.broadcast_to(query_mask(mask), (*q.shape[:2], k.shape[2]))
 
 
-def query_mask(mask: Bool[Array, "b s"] | PairMask | SampleMask) -> Bool[Array, "b #t s"]:
+def query_mask(mask: GivenMask) -> Bool[Array, "b #t s"]:
     """Return which keys may be attended to, per query or once for all queries."""
     if isinstance(mask, SampleMask):
         # [0, 0, 1] -> [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
@@ -214,9 +224,7 @@ def query_mask(mask: Bool[Array, "b s"] | PairMask | SampleMask) -> Bool[Array, 
     return mask[:, None] if mask.ndim == 2 else mask
 
 
-def limit_to_blocks(
-    mask: KeyMask, queries: Tokens, keys: Int[Array, "b s"], block: int
-) -> PairMask:
+def limit_to_blocks(mask: KeyMask, queries: Tokens, keys: KeyInts, block: int) -> PairMask:
     """Limit a mask to the keys in the query's own block and in earlier ones.
 
     Args:
@@ -297,7 +305,7 @@ def splash(
     return y.swapaxes(1, 2)[:, :t]
 
 
-def segment_ids(q: Queries, mask: KeyMask) -> tuple[Tokens, Int[Array, "b s"]]:
+def segment_ids(q: Queries, mask: KeyMask) -> tuple[Tokens, KeyInts]:
     """Return segment ids of queries and keys: a query may attend to the keys that share its id."""
     if isinstance(mask, SampleMask):
         return mask.samples, mask.samples
@@ -361,15 +369,11 @@ def merged_by_rows(function: Callable) -> Callable:
 differentiable_cudnn = jax.custom_vjp(merged_by_rows(call_cudnn))
 
 
-def cudnn_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
-    return jax.vjp(lambda q, k, v: call_cudnn(q, k, v, mask), q, k, v)
-
-
-def cudnn_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
-    return *gradients(cotangent), None
-
-
-differentiable_cudnn.defvjp(cudnn_forward, cudnn_backward)
+# The kernel has gradients of its own; the mask has none.
+differentiable_cudnn.defvjp(
+    lambda q, k, v, mask: jax.vjp(lambda q, k, v: call_cudnn(q, k, v, mask), q, k, v),
+    lambda gradients, cotangent: (*gradients(cotangent), None),
+)
 
 
 @cache

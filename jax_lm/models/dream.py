@@ -24,14 +24,15 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import write_description
 from jax_lm.config import DreamConfig, Fields, invert, set_dtype, translate
+from jax_lm.host.distributed import is_first
 from jax_lm.host.files import require_elsewhere
-from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
+from jax_lm.models.attention import KeyInts, KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.layers import (
     Batch,
@@ -43,9 +44,11 @@ from jax_lm.models.layers import (
     Hidden,
     Initializer,
 )
-from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Shape, Tokens
+from jax_lm.models.shapes import Logits, Mask, PairMask, ScalarInt, Shape, Tokens, Vectors
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
+# Keys and values of every layer.
+LayerCaches = tuple[KeyValues, ...]
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
 AttentionMask = Mask | Tokens | PairMask | SampleMask
 
@@ -70,7 +73,7 @@ class DreamModel(nnx.Module):
         """Dtype of hidden states, keys and values: that of all weights that are not quantized."""
         return self.norm.weight[...].dtype
 
-    def limit(self, mask: KeyMask, queries: Batch, keys: Int[Array, "b s"]) -> KeyMask:
+    def limit(self, mask: KeyMask, queries: Batch, keys: KeyInts) -> KeyMask:
         """Limit a mask by the attention rule of the family; `queries` and `keys` are positions."""
         if self.attention_block is None:
             return mask
@@ -122,11 +125,11 @@ class DreamModel(nnx.Module):
         input_ids: Batch,
         attention_mask: KeyMask,
         position_ids: Batch,
-        cache: tuple[KeyValues, ...],
+        cache: LayerCaches,
         start: ScalarInt,
         *,
         remat: bool = False,
-    ) -> tuple[Hidden, tuple[KeyValues, ...]]:
+    ) -> tuple[Hidden, LayerCaches]:
         """Compute the last hidden states of rows [start, start + t) only.
 
         Keys and values of all other positions come from the cache.
@@ -156,14 +159,13 @@ class DreamModel(nnx.Module):
         for layer, past in zip(self.layers, cache, strict=True):
 
             def outputs(x, past, layer=layer):
-                at = past, start
-                return layer(x, rotary, attention_mask, at, self.mesh, adapted=adapted)
+                return layer(x, rotary, attention_mask, (past, start), self.mesh, adapted=adapted)
 
             x, key_values = (jax.checkpoint(outputs) if remat else outputs)(x, past)
             new_cache.append(key_values)
         return self.norm(x), tuple(new_cache)
 
-    def empty_cache(self, batch: int, length: int) -> tuple[KeyValues, ...]:
+    def empty_cache(self, batch: int, length: int) -> LayerCaches:
         """Return a cache of zeros.
 
         The first `recompute` must cover every position that will be attended to.
@@ -216,10 +218,10 @@ class DreamForCausalLM(nnx.Module):
         input_ids: Batch,
         attention_mask: AttentionMask | None = None,
         position_ids: Batch | None = None,
-    ) -> Float[Array, "b t v"]:
+    ) -> Logits:
         return self.logits(self.model(input_ids, attention_mask, position_ids))
 
-    def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+    def logits(self, hidden: Vectors) -> Float[Array, "*b v"]:
         """Compute float32 logits of some rows of the last hidden state."""
         return self.head.logits(hidden)
 
@@ -300,7 +302,7 @@ class DreamForCausalLM(nnx.Module):
     @classmethod
     def from_pretrained(
         cls,
-        path_or_hub_id: str | Path,
+        path_or_hub_id: huggingface.FolderOrHubId,
         *,
         dtype: DTypeLike | None = None,
         quantization: str | None = None,
@@ -343,8 +345,9 @@ class DreamForCausalLM(nnx.Module):
         # Shardings of the model as it will be, which has scales if it is quantized here.
         shardings = {}
         if mesh is not None:
-            template = parameters(cls.abstract(config, quantization=quantization))
-            shardings = sharding.tree_shardings(template, config, mesh)
+            shardings = sharding.tree_shardings(
+                parameters(cls.abstract(config, quantization=quantization)), config, mesh
+            )
         # weights
         spec = load_spec(
             config,
@@ -361,7 +364,7 @@ class DreamForCausalLM(nnx.Module):
 
     @classmethod
     def from_tensors(
-        cls, config: DreamConfig, tensors: dict[str, Array], *, mesh: Mesh | None = None
+        cls, config: DreamConfig, tensors: stored.Arrays, *, mesh: Mesh | None = None
     ) -> "DreamForCausalLM":
         """Build a model from tensors by checkpoint name; those of scales say how it is quantized."""
         # An abstract model has the structure, so no random parameters are ever initialized.
@@ -408,7 +411,7 @@ class DreamForCausalLM(nnx.Module):
             name: sharding.gather_to_host(value.astype(dtype or value.dtype))
             for name, value in tensors.items()
         }
-        if jax.process_index() == 0:
+        if is_first():
             fields = self.config.to_dict()
             if source is not None:
                 fields = self.config.update_fields(huggingface.read_json(source, "config.json"))
@@ -418,7 +421,7 @@ class DreamForCausalLM(nnx.Module):
             write_description(folder, self.config, tokenizer, source)
 
 
-def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Int[Array, "b s"]:
+def default_positions(input_ids: Batch, attention_mask: KeyMask) -> KeyInts:
     """Compute positions that count the unmasked tokens, so that left padding shifts nothing.
 
     With a mask, the result has its columns, of which `input_ids` may be a window.

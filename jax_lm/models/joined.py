@@ -19,7 +19,14 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.layers import DreamAttention, DreamLinear, DreamMLP, Hidden, Projections
+from jax_lm.models.layers import (
+    DreamAttention,
+    DreamLinear,
+    DreamMLP,
+    Hidden,
+    LinearInput,
+    Projections,
+)
 from jax_lm.sharding import MeshShape, first_device
 
 
@@ -48,7 +55,7 @@ class JoinedLinear(DreamLinear):
         self.scale = nnx.data(join_parameters("scale"))
         self.group_scale = nnx.data(join_parameters("group_scale"))
 
-    def outputs(self, x: Float[Array, "*b i"]) -> Sequence[Float[Array, "*b _"]]:
+    def outputs(self, x: LinearInput) -> Sequence[Float[Array, "*b _"]]:
         """Compute the output of each layer, in the order in which they were joined."""
         # One product gives [q0 q1 k0 | q2 q3 k1]: split each device's part into q and k.
         y = self(x).reshape(*x.shape[:-1], self.shards, -1)

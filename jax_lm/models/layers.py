@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,13 @@ from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyMask, KeyValues, WindowOperands, attend
 from jax_lm.models.products import lookup, product, scale_columns
-from jax_lm.models.shapes import Mask, ScalarInt, Shape, Tokens
+from jax_lm.models.shapes import Mask, ScalarInt, Shape, Tokens, Vectors
 from jax_lm.models.window_attention import Rotary, attend_to_cache, rotate
 
 Batch = Tokens
 Hidden = Float[Array, "b t d"]
+LinearInput = Float[Array, "*b i"]
+LinearOutput = Float[Array, "*b o"]
 # Outputs of layers that have the same input.
 Projections = Sequence[Float[Array, "b t _"]]
 # While a layer is traced: the rows that adapters act on; None is all of them. A variable of the
@@ -73,9 +76,7 @@ class DreamLinear(nnx.Module):
         self.group_scale: nnx.Param | None = nnx.data(None)
         self.shape = (out_size, in_size)
 
-    def __call__(
-        self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
-    ) -> Float[Array, "*b o"]:
+    def __call__(self, x: LinearInput, dtype: DTypeLike | None = None) -> LinearOutput:
         dtype = dtype or x.dtype
         weight = self.weight[...]
         if self.group_scale is not None:
@@ -92,7 +93,7 @@ class DreamLinear(nnx.Module):
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(dtype)
 
-    def logits(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    def logits(self, x: LinearInput) -> LinearOutput:
         return self(x, dtype=jnp.float32)
 
 
@@ -103,7 +104,7 @@ class DreamRMSNorm(nnx.Module):
         self.weight = nnx.Param(init((size,), 1.0))
         self.eps = eps
 
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    def __call__(self, x: Vectors) -> Vectors:
         x32 = x.astype(jnp.float32)
         x32 = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
         return scale_columns(x32.astype(x.dtype), self.weight[...])
@@ -133,10 +134,10 @@ class DreamAttention(nnx.Module):
         h = config.head_dim
         self.head_dim = h
         self.key_heads = config.num_key_value_heads
-        bias = config.architecture.has_bias
-        self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=bias, init=init)
-        self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
-        self.v_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
+        linear = partial(DreamLinear, d, use_bias=config.architecture.has_bias, init=init)
+        self.q_proj = linear(config.num_attention_heads * h)
+        self.k_proj = linear(self.key_heads * h)
+        self.v_proj = linear(self.key_heads * h)
         # Qwen3 normalizes each head before the rotation.
         has_norms = config.architecture.has_qk_norm
         self.q_norm = DreamRMSNorm(h, config.rms_norm_eps, init=init) if has_norms else None
@@ -242,6 +243,6 @@ class DreamEmbedding(nnx.Module):
             return rows
         return rows.astype(jnp.float32) * self.scale[...][input_ids][..., None]
 
-    def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+    def logits(self, hidden: Vectors) -> Float[Array, "*b v"]:
         logits = product(hidden, self.weight[...])
         return logits if self.scale is None else logits * self.scale[...]

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jax_lm.checkpoints import peft
 from jax_lm.checkpoints.loading import CheckpointTensors, LoadSpec, load_tensors
 from jax_lm.checkpoints.peft import ATTENTION, LINEAR, LoraConfig, NamedBase, StoredAdapter
+from jax_lm.host.distributed import is_first
 from jax_lm.models.dream import DreamForCausalLM, parameters
-from jax_lm.models.layers import ADAPTED_ROWS
+from jax_lm.models.layers import ADAPTED_ROWS, LinearInput, LinearOutput
 from jax_lm.models.products import product
 from jax_lm.models.seeds import seed_key
 from jax_lm.sharding import gather_to_host, tree_shardings
@@ -38,9 +39,7 @@ class LoraLinear(nnx.Module):
         self.lora_b = nnx.Param(jnp.zeros((out_size, rank)))
         self.scale = scale
 
-    def __call__(
-        self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
-    ) -> Float[Array, "*b o"]:
+    def __call__(self, x: LinearInput, dtype: DTypeLike | None = None) -> LinearOutput:
         # [*, in] -> [*, rank] -> [*, out]; both summands are in float32, and their sum is rounded.
         low = product(x, self.lora_a[...].astype(x.dtype), x.dtype)
         added = product(low, self.lora_b[...].astype(x.dtype)) * self.scale
@@ -115,7 +114,7 @@ def save_adapter(
         name: value.astype(dtype) for name, value in parameters(model).items() if is_lora(name)
     }
     tensors = {name: jax.device_get(gather_to_host(value)) for name, value in adapter.items()}
-    if jax.process_index() == 0:
+    if is_first():
         peft.save(folder, tensors, config, base)
 
 

@@ -25,12 +25,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int8, Real, Shaped
 
 from jax_lm import sharding
-from jax_lm.checkpoints.stored import FP8, FP8_LIMIT
+from jax_lm.checkpoints.stored import FP8, FP8_LIMIT, Int8Kernel, Kernel
 from jax_lm.config import Ints
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import Tokens, Vectors
 
 # The rows of all tokens, floating-point or int8.
 Table = Float[Array, "v d"] | Int8[Array, "v d"]
+# Rows that a matrix multiplies, with any axes before them.
+Rows = Float[Array, "*z m i"]
 Operands = tuple[Array, Array]
 # CPUs multiply int8 by int8 up to this many rows per sequence; a row that is split into two halves
 # counts twice. With more rows, multiplying bfloat16 is so much faster that widening the kernel pays
@@ -41,9 +43,7 @@ SPLIT_ROWS = 8
 
 
 def product(
-    a: Float[Array, "*z m i"],
-    b: Float[Array, "*y n i"] | Int8[Array, "n i"],
-    dtype: DTypeLike = jnp.float32,
+    a: Rows, b: Float[Array, "*y n i"] | Int8[Array, "n i"], dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "*z m n"]:
     """Compute a bᵀ, accumulated in float32.
 
@@ -90,10 +90,6 @@ def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
     )
 
 
-def product_forward(a: Array, b: Array, dtype: DTypeLike) -> tuple[Array, Operands]:
-    return rounded_product(a, b, dtype), (a, b)
-
-
 def product_backward(
     dtype: DTypeLike, operands: Operands, cotangent: Array
 ) -> tuple[Array, Array | None]:
@@ -117,10 +113,10 @@ def product_backward(
     return da.astype(a.dtype), db.astype(b.dtype)
 
 
-rounded_product.defvjp(product_forward, product_backward)
+rounded_product.defvjp(lambda a, b, dtype: (rounded_product(a, b, dtype), (a, b)), product_backward)
 
 
-def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float[Array, "*z m o"]:
+def int8_product(x: Rows, weight: Int8Kernel) -> Float[Array, "*z m o"]:
     """Compute x Wᵀ for an int8 weight, which is widened to the dtype of `x`, except on CPUs.
 
     XLA:CPU would write the widened weight to memory at every call, so a few rows of bfloat16 become
@@ -154,7 +150,7 @@ def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float
     return lax.platform_dependent(cpu=quantized if is_few else widened, default=widened)
 
 
-def fp8_product(x: Float[Array, "*z m i"], weight: Float[Array, "o i"]) -> Float[Array, "*z m o"]:
+def fp8_product(x: Rows, weight: Kernel) -> Float[Array, "*z m o"]:
     """Compute x Wᵀ for an fp8 weight; each row becomes fp8 as well, with a scale of its own.
 
     Cards multiply fp8 by fp8 twice as fast as bfloat16 by bfloat16. The scale maps the largest
@@ -199,7 +195,7 @@ def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Arr
     return contract(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), (0,), (0,), 0)
 
 
-def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
+def scale_columns(x: Vectors, weight: Float[Array, "d"]) -> Vectors:
     """Multiply each column by its weight.
 
     The product is computed in float32. The result rounds to the same numbers, but the gradient of
@@ -275,11 +271,6 @@ def free_row_axis(ids: Array, mesh: Mesh) -> str | None:
     return "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
 
 
-def lookup_forward(table: Array, ids: Array, mesh: Mesh | None) -> tuple[Array, Operands]:
-    # table[:, :0] is [v, 0]: the gradient needs the length and dtype of the table, but no values.
-    return lookup(table, ids, mesh), (ids, table[:, :0])
-
-
 def lookup_backward(mesh: Mesh | None, saved: Operands, cotangent: Array) -> tuple[Array, None]:
     ids, like = saved
     if mesh is not None:
@@ -295,4 +286,7 @@ def lookup_backward(mesh: Mesh | None, saved: Operands, cotangent: Array) -> tup
     return sharding.constrain(gradient, mesh, "tensor", "fsdp").astype(like.dtype), None
 
 
-lookup.defvjp(lookup_forward, lookup_backward)
+# table[:, :0] is [v, 0]: the gradient needs the length and dtype of the table, but no values.
+lookup.defvjp(
+    lambda table, ids, mesh: (lookup(table, ids, mesh), (ids, table[:, :0])), lookup_backward
+)

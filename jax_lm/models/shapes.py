@@ -13,6 +13,10 @@ Shape = Ints
 Tokens = Int[Array, "b t"]
 Mask = Bool[Array, "b t"]
 TokenValues = Float[Array, "b t"]
+Logits = Float[Array, "b t v"]
+
+# Vectors of d numbers, with any axes before them, such as hidden states.
+Vectors = Float[Array, "*b d"]
 
 Scalar = Float[Array, ""]
 ScalarInt = Int[Array, ""]
@@ -41,6 +45,7 @@ PairMask = Bool[Array, "b t s"]
 # NumPy arrays, in the memory of the host.
 HostTokens = Int[np.ndarray, "b t"]
 HostMask = Bool[np.ndarray, "b t"]
+HostValues = Float[np.ndarray, "b t"]
 # The same of one sequence.
 SequenceTokens = Int[np.ndarray, "t"]
 SequenceMask = Bool[np.ndarray, "t"]

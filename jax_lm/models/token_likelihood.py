@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jax_lm import sharding
+from jax_lm.checkpoints.stored import Arrays
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
 from jax_lm.models.products import pick
@@ -31,7 +32,9 @@ LOGIT_BYTES = 2**28
 DECODING_LOGIT_BYTES = 2**29
 
 # Parameters of the head by name; the first axis of each is the vocabulary.
-Head = dict[str, Array]
+Head = Arrays
+# What the forward pass saves for the backward pass: head, hidden states, tokens and normalizers.
+Saved = tuple[Head, Array, Array, Array]
 
 
 def token_log_probs(model: DreamForCausalLM, hidden: Hidden, index: Tokens) -> TokenValues:
@@ -93,7 +96,7 @@ def log_probs_by_block(
 
 def log_probs_by_block_forward(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Array, index: Array
-) -> tuple[Array, tuple[Head, Array, Array, Array]]:
+) -> tuple[Array, Saved]:
     def add(sums, block):
         # Online softmax: `total` is the sum of e^(logit - largest) over the blocks so far. If this
         # block has a larger logit, the sum is rescaled by e^(largest - larger).
@@ -117,7 +120,7 @@ def log_probs_by_block_forward(
 
 
 def log_probs_by_block_backward(
-    graph: nnx.GraphDef, blocks: int, saved: tuple[Head, Array, Array, Array], cotangent: Array
+    graph: nnx.GraphDef, blocks: int, saved: Saved, cotangent: Array
 ) -> tuple[Any, Array, None]:
     head, hidden, index, log_normalizer = saved
     # An int8 head has no gradient; its float scales have one.

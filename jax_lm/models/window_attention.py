@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
 
 from jax_lm.models.attention import (
     AMPERE,
+    Angles,
+    Attended,
     KeyValues,
     Queries,
     WindowOperands,
@@ -31,7 +32,7 @@ SWITCH = "JAX_LM_WINDOW_KERNEL"
 KERNEL_ROWS = (16, 32, 64)
 KERNEL_HEAD_DIMS = (64, 128)
 # cos and sin
-Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
+Rotary = tuple[Angles, Angles]
 
 
 def rotate(x: Queries, rotary: Rotary) -> Queries:
@@ -43,9 +44,7 @@ def rotate(x: Queries, rotary: Rotary) -> Queries:
     return (x32 * cos + jnp.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
 
 
-def attend_to_cache(
-    window: WindowOperands, start: ScalarInt, mesh: Mesh | None = None
-) -> tuple[Queries, KeyValues]:
+def attend_to_cache(window: WindowOperands, start: ScalarInt, mesh: Mesh | None = None) -> Attended:
     """Write the keys and values of a window into the cache, and attend to all of it.
 
     Args:
@@ -99,9 +98,7 @@ def has_kernel(window: WindowOperands, mesh: Mesh | None) -> bool:
     )
 
 
-def in_steps(
-    window: WindowOperands, start: ScalarInt, mesh: Mesh | None = None
-) -> tuple[Queries, KeyValues]:
+def in_steps(window: WindowOperands, start: ScalarInt, mesh: Mesh | None = None) -> Attended:
     """Compute `attend_to_cache` step by step."""
     rotary = window.cos, window.sin
     # [b, t, k, h] -> [b, k, t, h], the layout of the cache.
@@ -115,7 +112,7 @@ def in_steps(
 
 
 @jax.custom_vjp
-def in_one_kernel(window: WindowOperands, start: ScalarInt) -> tuple[Queries, KeyValues]:
+def in_one_kernel(window: WindowOperands, start: ScalarInt) -> Attended:
     """Compute `in_steps` in one kernel; gradients are those of the steps."""
     # The import takes 0.2 s, and only programs for GPUs need it.
     from jax_lm.models import window_kernel

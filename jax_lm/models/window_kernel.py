@@ -12,7 +12,7 @@ from jax.experimental import pallas
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-from jax_lm.models.attention import KeyValues, Queries, WindowOperands, query_mask
+from jax_lm.models.attention import Attended, KeyValues, WindowOperands, query_mask
 
 # Columns of the cache that a step of the loop reads, and warps that share the rows of a head.
 BLOCK = 64
@@ -22,9 +22,7 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 Tile = Float[Array, "t h"]
 
 
-def call(
-    window: WindowOperands, starts: Int[Array, " b"], *, interpret: bool = False
-) -> tuple[Queries, KeyValues]:
+def call(window: WindowOperands, starts: Int[Array, " b"], *, interpret: bool = False) -> Attended:
     """Rotate queries and keys, write keys and values into the cache, and attend to the cache.
 
     Args:

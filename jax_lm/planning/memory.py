@@ -250,16 +250,19 @@ class Bound:
     tokens_per_second: float | None
 
 
+def parts_of(name: str, planned: PlannedStep) -> int:
+    """Return the number of parts into which the mesh splits a parameter."""
+    return planned.mesh.parts(partition_spec(name, planned.config, planned.mesh))
+
+
 def device_bytes(planned: PlannedStep) -> int:
     """Return the bytes of the parameters on one device."""
     total = 0
-    size = planned.itemsize
-    config, mesh = planned.config, planned.mesh
-    for name, shape in parameter_shapes(config, quantization=planned.quantization).items():
-        parts = mesh.parts(partition_spec(name, config, mesh))
+    for name, shape in parameter_shapes(planned.config, quantization=planned.quantization).items():
+        parts = parts_of(name, planned)
         # Quantized: scales are float32, kernels and group scales bytes, everything else bfloat16.
         is_bytes = precision_of(name, planned.quantization) or name.endswith(".group_scale")
-        itemsize = 4 if name.endswith(".scale") else 1 if is_bytes else size
+        itemsize = 4 if name.endswith(".scale") else 1 if is_bytes else planned.itemsize
         total += prod(shape) * itemsize // parts
     return total
 
@@ -273,9 +276,8 @@ def estimate_memory(planned: PlannedStep) -> Memory:
     # Heads that the tensor axis does not divide are replicated: 4 heads on 8 devices stay 4.
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
-    size = planned.itemsize
     elements = 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim
-    cache = elements * size if planned.decoding.settings.cache != "none" else 0
+    cache = elements * planned.itemsize if planned.decoding.settings.cache != "none" else 0
     working = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=DECODING_LOGIT_BYTES
     )
@@ -325,14 +327,12 @@ def master_bytes(planned: PlannedStep) -> int:
     if planned.lora_rank is None:
         return device_bytes(replace(planned, precision="float32"))
     total = 0
-    config, mesh = planned.config, planned.mesh
-    for name, shape in parameter_shapes(config).items():
+    for name, shape in parameter_shapes(planned.config).items():
         if name.startswith("model.layers.") and is_kernel(name):
             layer = name.removesuffix("weight")
             # kernel [out, in] -> lora_b [out, rank], lora_a [rank, in]
             for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
-                parts = mesh.parts(partition_spec(f"{layer}{factor}", config, mesh))
-                total += 4 * planned.lora_rank * size // parts
+                total += 4 * planned.lora_rank * size // parts_of(f"{layer}{factor}", planned)
     return total
 
 
@@ -353,8 +353,8 @@ def bound(planned: PlannedStep, topology: Topology) -> Bound:
     """
     costs = update_cost if planned.is_training else denoising_costs
     steps = costs(planned)
-    flops = sum(step.flops for step in steps)
-    mean = Cost(flops, sum(step.bytes for step in steps)) // len(steps)
+    total = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps))
+    mean = total // len(steps)
     limits = topology.chip.limits
     assert limits
     seconds = sum(step.seconds(limits) for step in steps) / len(steps)
@@ -458,8 +458,7 @@ def cheaper_options(planned: PlannedStep, limit: int, beyond: int = 0) -> list[s
     rows = max(1, planned.batch // 2)
     length = max(1, planned.canvas // 2)
     new_tokens = max(1, min(planned.new_tokens, length // 2))
-    is_served = planned.kind == SERVE
-    names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
+    names = ("--slots", "--context") if planned.kind == SERVE else ("--batch-size", "--max-length")
     # In training, int8 needs adapters, and `adapt` has no int8.
     if planned.is_training and planned.lora_rank is None:
         first = {"--lora-rank 16": replace(planned, lora_rank=16)}

@@ -41,7 +41,7 @@ def rollout_shape(
     config: DreamConfig,
     training: MeshShape,
     copy_bytes: Callable[[MeshShape], int],
-    free: int | float | None,
+    free: float | None,
 ) -> MeshShape | None:
     """Return the mesh that splits a copy of the weights least, or None if no copy fits.
 
@@ -65,8 +65,7 @@ def choose_rollout_shape(planned: PlannedStep, topology: Topology) -> MeshShape:
     def copy_bytes(mesh):
         return device_bytes(replace(planned, mesh=mesh))
 
-    held = training_memory(planned).weights
-    free = usable_memory(topology) - held - device_bytes(planned)
+    free = usable_memory(topology) - training_memory(planned).weights - device_bytes(planned)
     # Without room for a copy, sampling streams the sharded training weights.
     return rollout_shape(planned.config, planned.mesh, copy_bytes, free) or planned.mesh
 
@@ -91,9 +90,8 @@ def sampling(planned: PlannedStep, topology: Topology) -> Sampling:
     # compute and links overlap at best, so that the slower one counts
     generation = replace(planned, kind="generate")
     least = bound(generation, topology)
-    link = topology.chip.link
     bytes_received = count_received_bytes(generation)
-    step = max(least.seconds, bytes_received / link)
+    step = max(least.seconds, bytes_received / topology.chip.link)
     limit = least.limit if step == least.seconds else "links"
     return Sampling(planned.new_tokens * step, planned.new_tokens * bytes_received, limit)
 

@@ -4,14 +4,12 @@ The figures of each chip are in chips.toml, with their sources.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from jax_lm.config import Ints
+from jax_lm.config import Ints, read_table
 from jax_lm.host.memory import host_memory
 from jax_lm.host.precision import require_fp8
 
@@ -84,11 +82,11 @@ class Chip:
 
 def read_chips() -> dict[str, Chip]:
     """Read the table of chips by family."""
-    table = tomllib.loads(Path(__file__).with_name("chips.toml").read_text(encoding="utf-8"))
     chips = {}
-    for family, row in table.items():
-        limits = MachineLimits(row.pop("matmul_flops"), row.pop("copy_bytes"))
-        chips[family] = Chip(limits=limits, **row)
+    for family, row in read_table(__file__, "chips.toml").items():
+        chips[family] = Chip(
+            limits=MachineLimits(row.pop("matmul_flops"), row.pop("copy_bytes")), **row
+        )
     return chips
 
 

@@ -13,9 +13,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from jax_lm.config import Names
 from jax_lm.host.files import write_json_whole, write_whole
 from jax_lm.reports.charts import write_picture
 from jax_lm.reports.rendering import render
+
+# What a criterion is, whether it is met or not or could not be measured: in words, in Markdown, and
+# its colour on a terminal.
+MARKS = {
+    True: ("met", "[x]", "green"),
+    False: ("missed", "[ ]", "red"),
+    None: ("not measured", "[-]", "dim"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,13 +45,12 @@ class Verdict:
 
     @property
     def mark(self) -> str:
-        return {True: "met", False: "missed", None: "not measured"}[self.met]
+        return MARKS[self.met][0]
 
     @property
     def cells(self) -> list[str]:
         """Cells of a Markdown table: a checkbox, criterion, bound, measurement."""
-        box = {True: "[x]", False: "[ ]", None: "[-]"}[self.met]
-        return [box, self.name, self.wanted, f"{self.measured} ({self.mark})"]
+        return [MARKS[self.met][1], self.name, self.wanted, f"{self.measured} ({self.mark})"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
     picture: str = ""
     name: str = ""
-    listing: Mapping[str, str] = field(default_factory=dict)
+    listing: Names = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,7 @@ class Document:
     """
 
     title: str
-    metadata: Mapping[str, str]
+    metadata: Names
     verdicts: Sequence[Verdict] = ()
     sections: Sequence[Section]
     details: Sequence[Section] = ()
@@ -88,8 +96,10 @@ class Document:
     def score(self) -> str:
         """The number of verdicts that are met, missed and not measured, in one line."""
         counts = Counter(verdict.mark for verdict in self.verdicts)
-        total = len(self.verdicts)
-        return f"{counts['met']} of {total} met, {counts['missed']} missed, {counts['not measured']} not measured"
+        return (
+            f"{counts['met']} of {len(self.verdicts)} met, {counts['missed']} missed, "
+            f"{counts['not measured']} not measured"
+        )
 
     def markdown(self) -> str:
         return render("document.md", document=self, table=table).rstrip("\n") + "\n"
@@ -153,9 +163,8 @@ def print_report(document: Document, *, with_sections: bool = False):
     if not document.verdicts:
         return
     table = Table("criterion", "wanted", "measured", "", title=document.title)
-    colors = {True: "green", False: "red", None: "dim"}
     for verdict in document.verdicts:
-        mark = f"[{colors[verdict.met]}]{verdict.mark}[/]"
+        mark = f"[{MARKS[verdict.met][2]}]{verdict.mark}[/]"
         table.add_row(verdict.name, verdict.wanted, escape(verdict.measured), mark)
     console.print(table)
     console.print(document.score)

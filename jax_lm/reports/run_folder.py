@@ -11,10 +11,11 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 from flax.traverse_util import flatten_dict
 
+from jax_lm.config import Fields
 from jax_lm.host.files import output_folder, whole_lines, write_json_whole
 
 SETTINGS = "settings.json"
@@ -24,7 +25,7 @@ SAMPLED_BYTES = 2**20
 # Weight files of a folder in each layout: Hugging Face, GGUF, Orbax.
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "weights.orbax/**/*")
 
-Record = dict[str, Any]
+Record = Fields
 
 
 class JsonLog(AbstractContextManager):

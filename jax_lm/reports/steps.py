@@ -6,7 +6,7 @@ another when it ends.
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -130,8 +130,8 @@ class Steps(RunLog):
             raise
         except Exception as error:  # a step's failure is a result of the run
             outcome = Outcome(FAILED, reason=error_text(error))
-        seconds = round(perf_counter() - start, 3)
-        self.append({"step": step.name, **vars(outcome), "seconds": seconds})
+        outcome = replace(outcome, seconds=round(perf_counter() - start, 3))
+        self.append({"step": step.name, **vars(outcome)})
 
 
 def error_text(error: Exception) -> str:

@@ -4,13 +4,13 @@ A row is a plain dict of measured values, as it is written to JSON. The name of 
 unit: `seconds`, `peak_bytes`, `tokens_per_second`. Knows no measurement.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
+from jax_lm.config import Fields, Names
 from jax_lm.reports.charts import Number, line_chart, round_up
 from jax_lm.reports.document import Section
 
-Row = dict[str, Any]
+Row = Fields
 Measurements = Sequence[Row]
 
 GIB = 2**30
@@ -22,7 +22,7 @@ DIFFERENCES = ("relative", "largest")
 def table_section(
     title: str,
     rows: Measurements,
-    formats: Mapping[str, str] | None = None,
+    formats: Names | None = None,
     *,
     leave_out: Collection[str] = (),
     **others,

@@ -173,11 +173,14 @@ class Code(Reward):
             scores[row] = None if result.outcome in UNJUDGED else float(result.share)
         for outcome in UNJUDGED:
             if unjudged := [result for result in results if result.outcome == outcome]:
-                count = len(unjudged)
                 reason = getattr(unjudged[0], "detail", "")
-                message = "reward %r: %d of %d programs not judged (%s%s)"
                 logger.warning(
-                    message, self.name, count, len(rows), outcome, f": {reason}" if reason else ""
+                    "reward %r: %d of %d programs not judged (%s%s)",
+                    self.name,
+                    len(unjudged),
+                    len(rows),
+                    outcome,
+                    f": {reason}" if reason else "",
                 )
         return scores
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from jax_lm.config import Texts
-from jax_lm.tokenizer import Message
+from jax_lm.tokenizer import Conversation
 
 # A prompt or a completion: its text, or chat messages.
-Chat = str | Sequence[Message]
+Chat = str | Conversation
 Chats = Sequence[Chat]
 
 # The columns of a data set by name, each with one value per completion.

@@ -135,14 +135,15 @@ def call_reward(
     """
     # `judge` takes columns whose names are also settings; a plain function takes keywords.
     if isinstance(reward, Reward):
-        return validate_scores(name, reward.judge(prompts, completions, columns), len(completions))
-    try:
-        scores = reward(prompts, completions, **columns)
-    except Exception as error:  # a reward is code of the user: it may raise anything
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise ValueError(
-            f"reward {name!r} raised {error!r:.200} in {frame.filename}, line {frame.lineno}"
-        ) from error
+        scores = reward.judge(prompts, completions, columns)
+    else:
+        try:
+            scores = reward(prompts, completions, **columns)
+        except Exception as error:  # a reward is code of the user: it may raise anything
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise ValueError(
+                f"reward {name!r} raised {error!r:.200} in {frame.filename}, line {frame.lineno}"
+            ) from error
     return validate_scores(name, scores, len(completions))
 
 

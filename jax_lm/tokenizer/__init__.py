@@ -52,6 +52,7 @@ END_OF_HEADER_TURN = "<|eot_id|>"
 # Each of these ends an answer: the end of a document, of a turn, or the padding of instruct models.
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD, END_OF_HEADER_TURN)
 Message = Mapping[str, Any]
+Conversation = Sequence[Message]
 TokenIds = list[int]
 
 # Qwen2.5's fields of tokenizer_config.json; without them, transformers would decode differently.
@@ -281,7 +282,7 @@ class DiffuCoderTokenizer:
         """Encode untrusted text: special tokens in it are encoded as ordinary characters."""
         return encode_text(self.plain_backend, text)
 
-    def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
+    def encode_chat(self, messages: Conversation) -> TokenIds:
         """Encode an untrusted conversation: only the template itself produces special tokens.
 
         The text of a special token in a message is replaced by a random placeholder while the
@@ -336,7 +337,7 @@ class DiffuCoderTokenizer:
         return self.decode(self.until_stop(ids), skip_special_tokens=True)
 
     def apply_chat_template(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self, messages: Conversation, *, add_generation_prompt: bool = True
     ) -> str:
         """Render messages to a prompt, in Jinja's sandbox.
 
@@ -352,17 +353,15 @@ class DiffuCoderTokenizer:
                 "this tokenizer has no chat template: the model was not made for chat"
             )
         # The extension, filter and function that transformers offers to templates.
-        extensions = ["jinja2.ext.loopcontrols"]
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(
             value, ensure_ascii=False, indent=indent
         )
         environment.globals["raise_exception"] = raise_template_error
         try:
-            template = environment.from_string(self.chat_template)
-            return template.render(
+            return environment.from_string(self.chat_template).render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.special.begin or "",
@@ -397,8 +396,10 @@ class DiffuCoderTokenizer:
             folder: folder of the tokenizer.
             replace: replace tokens that these files name already, instead of keeping them.
         """
-        pad = self.backend.id_to_token(self.pad_id)
-        special = {"eos_token": self.special.end, "pad_token": pad}
+        special = {
+            "eos_token": self.special.end,
+            "pad_token": self.backend.id_to_token(self.pad_id),
+        }
         special |= {"mask_token": self.special.mask} if self.special.mask else {}
         attributes = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
         added = {

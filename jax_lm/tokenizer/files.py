@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from jax_lm.config import FAMILIES, Fields, Texts
+from jax_lm.config import FAMILIES, Fields, Names, Texts
 
 MASK = "<|mask|>"
 END_OF_TEXT = "<|endoftext|>"
@@ -74,7 +74,7 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     )
 
 
-def read_token_names(folder: Path) -> dict[str, str]:
+def read_token_names(folder: Path) -> Names:
     """Return the texts of the special tokens that the settings of a tokenizer name."""
     fields = read_optional(folder / SPECIAL_TOKENS) | read_optional(folder / TOKENIZER_CONFIG)
     # "mask_token": "<M>", or an object with the text under "content"

@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as orbax
 
 from jax_lm.config import Fields
 from jax_lm.host import terminal
+from jax_lm.host.distributed import is_first
 from jax_lm.training.update import named_leaves
 
 terminal.silence_orbax()
@@ -54,7 +55,7 @@ class RunCheckpoints(AbstractContextManager):
         self.is_cpu = jax.default_backend() == "cpu"
         self.in_background = not self.is_cpu if in_background is None else in_background
         # A killed process may leave a partial checkpoint, which never got the name of a step.
-        for path in folder.glob(PARTIAL) if jax.process_index() == 0 else ():
+        for path in folder.glob(PARTIAL) if is_first() else ():
             shutil.rmtree(path)
         policy: Any = self
         self.checkpointer = orbax.training.Checkpointer(

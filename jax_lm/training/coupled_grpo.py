@@ -160,8 +160,9 @@ class DiffuGRPOTrainer:
 
     def count_flops(self, shape: DreamConfig, length: int) -> float:
         """Count the operations per token of an update; those of rollouts do not count."""
-        new_tokens = self.config.generation.max_new_tokens
-        flops = training_flops(shape, length, new_tokens, all_weights=not self.others)
+        flops = training_flops(
+            shape, length, self.config.generation.max_new_tokens, all_weights=not self.others
+        )
         return self.config.masks.copies * flops
 
     def train(self, evaluate: Evaluate | None = None) -> bool:
@@ -291,7 +292,6 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
     """
 
     def loss(params, batch, key):
-        assert batch.advantages is not None
         return policy_loss(
             score(params, batch.rows),
             batch.old_scores,

@@ -161,10 +161,11 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         def log_probs(model, noisy):
             if config.block_length is not None:
                 hidden = predict_blocks(model, noisy, tokens, samples, config.block_length, remat)
-                return token_log_probs(model, hidden, tokens)
-            positions = masking.sample_positions(samples)
-            hidden = model.model(noisy, attention, positions, remat=remat)
-            hidden = masking.align_rows(hidden, model.config, masking.sample_starts(samples))
+            else:
+                hidden = model.model(
+                    noisy, attention, masking.sample_positions(samples), remat=remat
+                )
+                hidden = masking.align_rows(hidden, model.config, masking.sample_starts(samples))
             return token_log_probs(model, hidden, tokens)
 
         # Masks by confidence: a forward pass without gradient ranks the tokens.
@@ -299,10 +300,11 @@ def train(
     weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
     params, others = partition(weights, trained)
     frozen = in_dtype(others, config.dtype)
+    parts = config.gradient_accumulation_steps
     place = partial(
         place_rows,
         mesh=model.mesh,
-        parts=config.gradient_accumulation_steps,
+        parts=parts,
         masks_per_query=bool(loss.masks_per_query) or loss.block_length is not None,
     )
     # train
@@ -321,11 +323,11 @@ def train(
         ),
     )
     # evaluation
-    parts = config.gradient_accumulation_steps
     held_out = [fill_rows(batch, parts * row_devices(model.mesh)) for batch in held_out]
     # Held-out masks must not change with the weights, as masks by confidence would.
-    constant = replace(loss, confident_share=0.0)
-    objective = diffusion_loss(graph, constant, model.config.mask_token_id)
+    objective = diffusion_loss(
+        graph, replace(loss, confident_share=0.0), model.config.mask_token_id
+    )
     terms = held_out_terms(objective, config.dtype, parts)
 
     def evaluate(params):
@@ -386,9 +388,10 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     batch = fill_rows(batch, math.lcm(divisor, processes) // processes)
 
     def put(rows):
-        count = len(rows) * jax.process_count()
-        sharding = NamedSharding(mesh, row_spec(count, mesh))
-        return jax.make_array_from_process_local_data(sharding, rows, (count, *rows.shape[1:]))
+        count = len(rows) * processes
+        return jax.make_array_from_process_local_data(
+            NamedSharding(mesh, row_spec(count, mesh)), rows, (count, *rows.shape[1:])
+        )
 
     return jax.tree.map(put, batch)
 

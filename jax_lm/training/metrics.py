@@ -73,15 +73,12 @@ class Meter:
         # The loss first, then by name.
         names = sorted(self.sums, key=lambda name: (name != "loss", name))
         metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
-        speed = {
-            "tokens_per_second": self.tokens / max(elapsed, 1e-9),
-            "seconds": self.earlier + elapsed,
-        }
+        self.earlier += elapsed
+        speed = {"tokens_per_second": self.tokens / max(elapsed, 1e-9), "seconds": self.earlier}
         # reset
         self.sums = {}
         self.tokens = 0
         self.seconds = 0.0
-        self.earlier = self.earlier + elapsed
         self.clock = monotonic()
         return metrics | speed
 
@@ -147,8 +144,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     as JSON cannot hold them.
     """
     # Resumed at step 20: entries of steps 10 and 20 stay, those of 30 are dropped.
-    resumes = resumed_at and path.is_file()
-    lines = whole_lines(path).splitlines() if resumes else ()
+    lines = whole_lines(path).splitlines() if resumed_at and path.is_file() else ()
     try:
         entries = [json.loads(line) for line in lines]
     except ValueError as error:

@@ -44,6 +44,7 @@ from jax_lm.training.update import RATE_SCALE, LossTerms, Mean, split_rows
 # the completion alone.
 TokenScores = Float[Array, "b c"]
 CompletionMask = Bool[Array, "b c"]
+CopyMasks = Bool[Array, "b n c"]
 
 # Log ratios are clipped here, far beyond `epsilon` and far below float32 overflow. A ratio beyond
 # it has no gradient.
@@ -72,7 +73,7 @@ class Copies(NamedTuple):
     """
 
     tokens: Int[Array, "b n t"]
-    scored: Bool[Array, "b n c"]
+    scored: CopyMasks
     weights: Float[Array, "b n"]
     divisor: BatchValues
 
@@ -169,20 +170,19 @@ def draw_strata(key: PRNGKeyArray, length: int, estimator: Estimator) -> Weighte
     return stratum == jnp.arange(count)[:, None], jnp.ones(count)
 
 
-def noisy_rows(tokens: Tokens, masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:
+def noisy_rows(tokens: Tokens, masked: CopyMasks, mask_id: int) -> Int[Array, "b n t"]:
     """Repeat each row once per copy, with MASK at the masked positions of its completion.
 
     Prompt P Q and completion A B, with copies that mask both and B: P Q M M and P Q A M.
     """
     # The prompt is never masked: pad the completion's masks by its columns.
-    start = tokens.shape[1] - masked.shape[2]
-    masked = jnp.pad(masked, ((0, 0), (0, 0), (start, 0)))
+    masked = jnp.pad(masked, ((0, 0), (0, 0), (tokens.shape[1] - masked.shape[2], 0)))
     return jnp.where(masked, mask_id, tokens[:, None])
 
 
 def weighted_scores(
     log_probs: Float[Array, "b n c"],
-    scored: Bool[Array, "b n c"],
+    scored: CopyMasks,
     weights: Float[Array, "b n"],
     divisor: BatchValues,
 ) -> TokenScores:

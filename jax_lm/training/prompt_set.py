@@ -13,6 +13,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
+# Objects in an array, one per row.
+HostObjects = Shaped[np.ndarray, "b"]
 PROMPT = "prompt"
 # Prompts are padded to a multiple of this.
 WIDTH_BUCKET = 32
@@ -36,7 +38,7 @@ class Prompt:
     columns: Fields
 
 
-Prompts = Sequence[Prompt] | Shaped[np.ndarray, "b"]
+Prompts = Sequence[Prompt] | HostObjects
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,9 @@ class PromptSet:
         for number, row in enumerate(rows):
             content = row.get(PROMPT)
             if not content or not isinstance(content, str | list | tuple):
-                message = (
+                raise ValueError(
                     f"row {number} has no 'prompt' that is text or chat messages: {str(row)[:80]}"
                 )
-                raise ValueError(message)
             # Text is completed as it is; messages get the chat template.
             text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
             columns = {name: value for name, value in row.items() if name != PROMPT}

@@ -71,8 +71,9 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
 
     shape = rollout_shape(config, training, copy_bytes, None if limit is None else limit - held)
     if shape is None:
-        message = "rollouts sample on %s: no copy of the weights fits beside the training"
-        logger.warning(message, training)
+        logger.warning(
+            "rollouts sample on %s: no copy of the weights fits beside the training", training
+        )
         return training
     logger.info("rollouts sample on %s", shape)
     return shape

@@ -23,6 +23,7 @@ from jaxtyping import Array, UInt32
 from jax_lm.config import Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
+from jax_lm.host.distributed import is_first
 from jax_lm.models.graph import ModelGraph
 from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Tokens
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
@@ -317,8 +318,9 @@ class RolloutSource:
     def make_rows(self, completions: Completions, number: int, update: int) -> MaskedRows:
         """Place the rows of an update on the devices, with the keys of its masks."""
         reads_steps = self.config.masks.reads_steps
-        ids = jnp.arange(len(completions.tokens))
-        keys = sample_keys(self.config.training.seed, number, update, ids)
+        keys = sample_keys(
+            self.config.training.seed, number, update, jnp.arange(len(completions.tokens))
+        )
         return MaskedRows(
             # In sampling, tokens after the stop token were visible, too.
             tokens=self.put(completions.sampled if reads_steps else completions.tokens),
@@ -360,7 +362,7 @@ class RolloutSource:
     def log(self, number: int, rollout: Rollout):
         """Write some completions for people to read; a resumed run writes the same again."""
         # All processes hold the same rollout; the first one writes it.
-        if jax.process_index() > 0:
+        if not is_first():
             return
         assert rollout.totals is not None
         lines = []

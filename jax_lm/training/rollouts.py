@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.seeds import seed_key
-from jax_lm.models.shapes import BatchCounts, BatchKeys, HostMask, HostTokens, ScalarInt
+from jax_lm.models.shapes import BatchCounts, BatchKeys, HostMask, HostTokens, HostValues, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import row_devices
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds, pad_left
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.metrics import Metrics
-from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
+from jax_lm.training.prompt_set import HELD_OUT, HostObjects, Prompts, PromptSet
 from jax_lm.training.update import Params
 
 # A reward of each completion; NaN of one that was not judged.
@@ -64,7 +64,7 @@ class Completions(NamedTuple):
     sampled: HostTokens
     commit_step: Int[np.ndarray, "b c"]
     confidence: Float[np.ndarray, "b c"]
-    texts: Shaped[np.ndarray, "b"]
+    texts: HostObjects
     stopped: Bool[np.ndarray, "b"]
 
     @property
@@ -88,7 +88,7 @@ class Rollout(NamedTuple):
         parts: rewards by name, NaN where one did not judge or does not apply.
     """
 
-    prompts: Shaped[np.ndarray, "b"]
+    prompts: HostObjects
     completions: Completions
     totals: RewardArray | None
     parts: OrderedDict[str, RewardArray]
@@ -255,11 +255,10 @@ class Rollouts:
         The entropy of sampling, per token, is estimated from the sampled tokens.
         """
         completions = rollout.completions
-        confidence = completions.confidence[completions.completion_mask]
         return {
             **reward_metrics(rollout, self.config.num_generations),
             **self.seconds,
-            "entropy": -float(np.log(confidence).mean()),
+            "entropy": -float(np.log(completions.confidence[completions.completion_mask]).mean()),
         }
 
     def evaluate(self, policy: Params, prompts: Prompts) -> tuple[Metrics, Completions]:
@@ -328,7 +327,7 @@ def cut_at_stop(
     sampled: HostTokens,
     attention_mask: HostMask,
     commit_step: HostTokens,
-    confidence: Float[np.ndarray, "b t"],
+    confidence: HostValues,
     width: int,
     tokenizer: DiffuCoderTokenizer,
 ) -> Completions:
@@ -372,10 +371,7 @@ def reward_completions(
 
 
 def judge_completions(
-    rewards: WeightedSum,
-    prompts: Shaped[np.ndarray, "b"],
-    completions: Completions,
-    group_size: int,
+    rewards: WeightedSum, prompts: HostObjects, completions: Completions, group_size: int
 ) -> Rollout:
     """Reward the completions of a rollout, split by groups over the processes of the run.
 

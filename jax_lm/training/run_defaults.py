@@ -46,8 +46,9 @@ def resolve_trainer(config: TrainerConfig, parameters: int) -> TrainerConfig:
 
 def resolve_remat(config: HasRemat, parameters: int) -> HasRemat:
     """Choose whether the backward pass recomputes layers, unless it is set."""
-    remat = parameters >= LARGE_MODEL if config.remat is None else config.remat
-    return replace(config, remat=remat)
+    if config.remat is not None:
+        return config
+    return replace(config, remat=parameters >= LARGE_MODEL)
 
 
 def resolve_masks(config: LossConfig, is_packed: bool) -> LossConfig:

@@ -126,8 +126,7 @@ def choose_trained(
     """
     # tokenizer and config, which must agree
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
-    config = DreamForCausalLM.read_config(found.folder)
-    tokenizer.require_ids(config)
+    tokenizer.require_ids(DreamForCausalLM.read_config(found.folder))
     adapters = found.adapter.config if found.adapter else adapters
     if not adapters and DreamForCausalLM.is_int8(found.folder):
         raise ValueError(

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from threading import Event, Lock, Thread, current_thread, main_thread
@@ -29,10 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from jaxtyping import Array
 
+from jax_lm.checkpoints.stored import Arrays
 from jax_lm.config import Fields
 from jax_lm.host import interruption, terminal
+from jax_lm.host.distributed import is_first
 from jax_lm.host.files import write_json_whole
 from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting, exclusive
@@ -194,43 +194,34 @@ class Trainer:
                 f"nothing is held out to evaluate"
             )
         require_trackers(config.track)
+        # What the methods below work with, as long as the run takes.
+        self.source = source
+        self.check = check
         with (
             # the processes of a run share the folder
-            exclusive(self.out) if jax.process_index() == 0 else nullcontext(),
+            exclusive(self.out) if is_first() else nullcontext(),
             RunCheckpoints(
                 self.out / "checkpoints", config.keep, in_background=config.async_checkpointing
-            ) as checkpoints,
-            termination() as terminated,
-            terminal.progress("training", "the first step compiles") as progress,
+            ) as self.checkpoints,
+            termination() as self.terminated,
+            terminal.progress("training", "the first step compiles") as self.bar,
         ):
             # Before metrics are opened: a resumed run drops the entries after its checkpoint.
-            self.resume(checkpoints, source)
-            with self.writer() as write, self.profiler() as profile:
-                finish = partial(self.finish, write=write, bar=progress, check=check)
+            self.resume()
+            with self.writer() as self.write, self.profiler() as self.profile:
                 ended = Event()
-                answer = self.leave_on_signal(ended, checkpoints, source, finish)
+                answer = self.leave_on_signal(ended)
                 self.owes_evaluation |= evaluates_start and self.state.step == 0
                 with interruption.on_signal(signal.SIGTERM, answer), ExitStack() as stack:
                     stack.callback(ended.set)
-                    if evaluate and self.owes_evaluation and self.evaluate_weights(evaluate, write):
-                        self.save(checkpoints, source)
-                    finished = self.loop(
-                        source, checkpoints, write, finish, terminated, profile, evaluate
-                    )
+                    if evaluate and self.owes_evaluation and self.evaluate_weights(evaluate):
+                        self.save()
+                    finished = self.loop(evaluate)
             if finished and config.load_best_model_at_end and self.best.step is not None:
-                self.restore(checkpoints, source, self.best.step)
+                self.restore(self.best.step)
             return finished
 
-    def loop(
-        self,
-        source: BatchSource,
-        checkpoints: RunCheckpoints,
-        write: Write,
-        finish: Callable[["Running"], None],
-        terminated: Callable[[int], bool],
-        profile: Callable[[int], None],
-        evaluate: Evaluate | None,
-    ) -> bool:
+    def loop(self, evaluate: Evaluate | None) -> bool:
         """Take steps until the end; returns whether it was reached.
 
         Metrics of a step are fetched while the next one runs.
@@ -238,15 +229,15 @@ class Trainer:
         config = self.config
         last = config.last_step
         while self.state.step < last and not self.best.is_over:
-            profile(self.state.step + 1)
+            self.profile(self.state.step + 1)
             # start a step, then record the one before while the devices compute
-            started = self.start(source)
+            started = self.start(self.source)
             if self.running:
-                finish(self.running)
+                self.finish(self.running)
             self.running = started
             step = started.step
             # what follows this step
-            stops = step == last or terminated(step)
+            stops = step == last or self.terminated(step)
             saves = stops or step % config.save_every == 0
             evaluates = step == last or step % config.evaluate_every == 0
             # Wait for the step: a checkpoint or evaluation needs its weights, and a trace must hold
@@ -256,25 +247,25 @@ class Trainer:
                 or (evaluate and evaluates)
                 or step + 1 in (config.profile_steps.start, config.profile_steps.stop)
             ):
-                finish(self.running)
+                self.finish(self.running)
                 self.running = None
             # evaluate
             if evaluate and evaluates:
-                saves |= self.evaluate_weights(evaluate, write) or self.best.is_over
+                saves |= self.evaluate_weights(evaluate) or self.best.is_over
             # save
             if saves:
-                self.save(checkpoints, source)
+                self.save()
             if stops:
                 break
         return self.state.step >= last or self.best.is_over
 
-    def evaluate_weights(self, evaluate: Evaluate, write: Write) -> bool:
+    def evaluate_weights(self, evaluate: Evaluate) -> bool:
         """Evaluate the weights and record it; returns whether they are the best so far."""
         self.owes_evaluation = True
         with self.at_rest():
             results = {name: float(value) for name, value in evaluate(self.state.params).items()}
         self.owes_evaluation = False
-        write(self.state.step, {f"eval_{name}": value for name, value in results.items()})
+        self.write(self.state.step, {f"eval_{name}": value for name, value in results.items()})
         return self.best.see(self.state.step, results)
 
     def start(self, source: BatchSource) -> "Running":
@@ -288,7 +279,7 @@ class Trainer:
         self.state = State(params, optimizer, step)
         return Running(step, batch, metrics, drawn)
 
-    def finish(self, running: "Running", write: Write, bar: terminal.Report | None, check: Check):
+    def finish(self, running: "Running"):
         """Wait for a step, then check and record its metrics.
 
         Raises:
@@ -307,7 +298,7 @@ class Trainer:
                 f"loss is {metrics['loss']} at step {running.step}, its gradient has norm "
                 f"{metrics['gradient_norm']}; the batch is in {saved}"
             )
-        check(running.step, metrics)
+        self.check(running.step, metrics)
         # A batch holds the rows of this process only, or is a global array with all rows.
         tokens = running.batch.tokens
         shared = isinstance(tokens, jax.Array) and not tokens.is_fully_addressable
@@ -322,13 +313,13 @@ class Trainer:
             if self.peak and self.token_flops:
                 peak = self.peak * jax.device_count()
                 entry["mfu"] = entry["tokens_per_second"] * self.token_flops(tokens.shape[1]) / peak
-            write(running.step, entry)
-            if bar:
+            self.write(running.step, entry)
+            if self.bar:
                 texts = [
                     f"{name} {entry[name]:.4g}" for name in ("loss", "reward") if name in entry
                 ]
                 speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
-                bar(running.step, last, "  ".join([*texts, speed]))
+                self.bar(running.step, last, "  ".join([*texts, speed]))
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -347,49 +338,38 @@ class Trainer:
         is_ready = all(metric.is_ready() for metric in running.metrics.values())  # pyright: ignore[reportAttributeAccessIssue] JAX declares no such method
         return running.step if is_ready else running.step - 1
 
-    def leave_on_signal(self, over: Event, *run) -> Callable[[], None]:
-        """Return what is to be done at each termination signal; `leave` gets the arguments."""
+    def leave_on_signal(self, over: Event) -> Callable[[], None]:
+        """Return what is to be done at each termination signal; `over` is that of `leave`."""
         times = []
 
         def answer():
             times.append(time.monotonic())
             if len(times) == 1:
-                Thread(target=self.leave, args=(over, *run), daemon=True).start()
+                Thread(target=self.leave, args=(over,), daemon=True).start()
             elif times[-1] - times[0] > APART:
                 self.end_process()
 
         return answer
 
-    def leave(
-        self,
-        over: Event,
-        checkpoints: RunCheckpoints,
-        source: BatchSource,
-        finish: Callable[["Running"], None],
-    ):
+    def leave(self, over: Event):
         """End the process with a checkpoint of the last step, as soon as none is computed.
 
         A rollout, an evaluation or a step may take many minutes, in which the main thread sees no
-        signal. Without a step since the last checkpoint, the one in progress is not waited for. Runs
-        in a thread of its own.
-
-        Args:
-            over: set once the run has ended by itself.
-            checkpoints: checkpoints of the run.
-            source: draws the batches; the one that it is drawing is drawn again on resume.
-            finish: records the metrics of a step.
+        signal. Without a step since the last checkpoint, the one in progress is not waited for. A
+        batch that is being drawn is drawn again on resume. Runs in a thread of its own, until `over`
+        is set: the run has then ended by itself.
         """
         is_told = False
         while not over.wait(PATIENCE):
             with self.rest_ends:
                 if self.is_at_rest and self.running:
-                    finish(self.running)
+                    self.finish(self.running)
                     self.running = None
                 is_saved = self.computed <= self.saved
                 if is_saved or self.is_at_rest:
                     if not is_saved:
-                        self.save(checkpoints, source)
-                    checkpoints.checkpointer.wait()
+                        self.save()
+                    self.checkpoints.checkpointer.wait()
                     self.end_process()
                 elif not is_told:
                     is_told = True
@@ -406,59 +386,60 @@ class Trainer:
         logger.warning("stopped %s; the same command continues the run in %s", where, self.out)
         os._exit(interruption.TERMINATED)
 
-    def save(self, checkpoints: RunCheckpoints, source: BatchSource):
+    def save(self):
         """Write a checkpoint of the current state."""
         rest = {
             "identity": self.identity,
             "meter": self.meter.save(),
-            "source": source.save(),
+            "source": self.source.save(),
             "best": asdict(self.best),
             "owes_evaluation": self.owes_evaluation,
         }
         # Set before saving, so that removing old checkpoints spares the best one.
-        checkpoints.best = self.best.step
-        checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
+        self.checkpoints.best = self.best.step
+        arrays = self.state._replace(step=()), self.source.arrays
+        self.checkpoints.save(self.state.step, arrays, rest)
         self.saved = self.state.step
 
-    def resume(self, checkpoints: RunCheckpoints, source: BatchSource):
+    def resume(self):
         """Continue from the newest checkpoint, if there is one.
 
         Raises:
             ValueError: it belongs to a run with other settings, or `resume` forbids it.
         """
-        step = checkpoints.latest
+        step = self.checkpoints.latest
         if step is None:
             return
         if self.config.resume == "never":
             raise ValueError(
                 f"out={self.out}: holds a run at step {step}; resume=auto continues it"
             )
-        rest = checkpoints.load_rest()
+        rest = self.checkpoints.load_rest()
         difference = differing_setting(rest["identity"], self.identity, UNCOMPARED)
         if difference:
             # data='b3ac79591a15a16f', not '5f2c…': the digests say nothing to a reader
             difference = re.sub(r"^(data|prompts)='.*", r"other \1", difference)
             raise ValueError(f"out={self.out}: holds a run with {difference}; take another folder")
-        self.restore(checkpoints, source, step)
-        source.load(rest["source"])
+        self.restore(step)
+        self.source.load(rest["source"])
         self.meter = Meter(**rest["meter"])
         self.best.load(rest["best"])
         self.owes_evaluation = rest["owes_evaluation"]
         self.saved = step
         logger.info("continuing %s from step %d", self.out, step)
 
-    def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int):
+    def restore(self, step: int):
         """Load weights, moments and the source's arrays from a checkpoint."""
         # Keep only shapes and shardings, to free the current arrays before the saved ones load.
-        template = abstract_of((self.state._replace(step=()), source.arrays))
+        template = abstract_of((self.state._replace(step=()), self.source.arrays))
         self.state = State({}, (), 0)
-        source.arrays = ()
-        state, source.arrays = checkpoints.load_state(template, step)
+        self.source.arrays = ()
+        state, self.source.arrays = self.checkpoints.load_state(template, step)
         self.state = state._replace(step=step)
 
     def writer(self) -> AbstractContextManager[Write]:
         """Open the writers of metrics; only the first process writes."""
-        if jax.process_index() > 0:
+        if not is_first():
             return nullcontext(lambda step, metrics: None)
         config = self.config
         write_json_whole(self.out / SETTINGS_FILE, self.identity)
@@ -497,7 +478,7 @@ class Running(NamedTuple):
 
     step: int
     batch: Batch
-    metrics: dict[str, Array]
+    metrics: Arrays
     drawn: Metrics
 
 

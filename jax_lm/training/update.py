@@ -17,12 +17,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jax_lm.checkpoints.stored import Arrays
+from jax_lm.config import Fields
 from jax_lm.models.graph import IN_ORDER
 from jax_lm.models.products import tie_operands
 from jax_lm.models.seeds import seed_key
 from jax_lm.models.shapes import Scalar
 from jax_lm.sharding import first_device
 
+# Numbers of any shape.
+Numbers = Float[Array, "*n"]
 # Weights by name, nested: {"model": {"layers": {0: {"mlp": ...}}}}.
 Params = dict[Any, Any]
 # A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t].
@@ -38,8 +42,8 @@ RATE_SCALE = "rate_scale"
 class Mean(NamedTuple):
     """A mean in parts: the sum over some rows, and their weight. The quotient is taken last."""
 
-    total: Float[Array, "*n"]
-    weight: Float[Array, "*n"]
+    total: Numbers
+    weight: Numbers
 
     @property
     def value(self) -> Scalar:
@@ -119,7 +123,7 @@ def make_update(
     )
 
 
-def named_leaves(tree) -> dict[str, Any]:
+def named_leaves(tree) -> Fields:
     """Return the leaves of a tree by their paths."""
     return {
         jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -160,7 +164,7 @@ def gradient(
     *,
     parts: int = 1,
     dtype: DTypeLike = jnp.float32,
-) -> tuple[Params, dict[str, Array]]:
+) -> tuple[Params, Arrays]:
     """Compute gradient and metrics of a batch's loss.
 
     The result does not depend on the number of parts, which must divide the rows: each part
@@ -246,7 +250,7 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
+def stochastically_rounded(weights: Numbers, salt: int) -> Array:
     """Round float32 to bfloat16 at random, such that the mean is exact.
 
     A number a quarter of a step above its lower neighbour is rounded up in one of four draws. The
