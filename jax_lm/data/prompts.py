@@ -149,8 +149,12 @@ def builtin_prompts(count: int, seed: int = 0) -> list[Fields]:
 
 def task_prompt(task: BuiltinTask) -> Fields:
     """Return the prompt row of a task; its completion is the body."""
-    tests = list(group_tests(task.tests))
-    return {"prompt": task.prompt, "prefix": task.prompt, "test_cases": tests, "key": task.key}
+    return {
+        "prompt": task.prompt,
+        "prefix": task.prompt,
+        "test_cases": list(group_tests(task.tests)),
+        "key": task.key,
+    }
 
 
 def group_tests(tests: Sequence[Any]) -> tuple[Any, ...]:

@@ -16,15 +16,14 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
 from jax_lm.config import Texts
 from jax_lm.data.batches import Indices, Row
+from jax_lm.data.columns import Kind
 
-Kind = Literal["text", "conversations"]
 # Parts of the concatenated texts: start and stop of each, in tokens.
 Pieces = list[tuple[int, int]]
 DATASET = "dataset.json"
@@ -154,8 +153,13 @@ class TokenShards:
         self, shard: int, suffix: str, dtype: np.dtype, first: int, count: int
     ) -> np.ndarray:
         """Memory-map `count` elements of a shard's file, until the array is deleted."""
-        path = self.folder / f"{self.names[shard]}{suffix}"
-        return np.memmap(path, dtype, "r", first * dtype.itemsize, (count,))
+        return np.memmap(
+            self.folder / f"{self.names[shard]}{suffix}",
+            dtype,
+            "r",
+            first * dtype.itemsize,
+            (count,),
+        )
 
     def pieces(self, start: int, stop: int) -> Pieces:
         """Split [start, stop), in tokens of the concatenated samples, where samples end."""

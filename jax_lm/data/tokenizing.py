@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm, Kind
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
-from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind
+from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS
 from jax_lm.host.files import atomic_write, output_folder, write_json_whole
 from jax_lm.host.interruption import discard_unfinished
 from jax_lm.reports.run_folder import require_same
@@ -84,7 +84,7 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     require_same(out / PLAN, job.plan())
     for path in out.glob(HALF_WRITTEN):
         path.unlink()
-    done_files = [out / f"{shard_name(part)}{DONE}" for part in range(parts)]
+    done_files = [out / f"{part:06}{DONE}" for part in range(parts)]
     missing = [part for part, path in enumerate(done_files) if not path.is_file()]
     # write the missing shards
     with open_pool(min(workers, len(missing))) as map_parts:
@@ -132,8 +132,9 @@ def open_pool(count: int) -> Iterator[Callable]:
         return
     # After an interrupt, Python's resource tracker removes leaked semaphores and warns about them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
+    with ProcessPoolExecutor(
+        count, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent
+    ) as pool:
 
         def map_in_pool(*arguments):
             # Workers inherit the blocked signal: only the parent handles Ctrl-C, and workers end
@@ -174,7 +175,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     ends = array("q", [0])
     visible = array("q")
     refused = []
-    path = out / f"{shard_name(part)}{TOKENS}"
+    path = out / f"{part:06}{TOKENS}"
     with atomic_write(path) as half, half.open("wb") as file:
         for where, rows in convert_lines(job.source.read(part), to_rows):
             if isinstance(rows, ValueError):
@@ -211,11 +212,6 @@ def tokenizer_of(job: Tokenization) -> DiffuCoderTokenizer:
 def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:
     """Return the smallest dtype that holds all ids."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
-
-
-def shard_name(part: int) -> str:
-    """Return the file name of a shard, without suffix."""
-    return f"{part:06}"
 
 
 def summarize_counts(shards: list[Fields]) -> str:

@@ -117,8 +117,10 @@ def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> F
     """Return the tokens of a sequence and the columns of its hole."""
     # [7, 8], [0, 0, 0], [9] -> [7, 8, 0, 0, 0, 9], hole [2, 5)
     text = [*before, *hole]
-    columns = Block(len(text) - len(hole), len(text))
-    return {"tokens": np.array([*text, *after], np.int32), "hole": columns}
+    return {
+        "tokens": np.array([*text, *after], np.int32),
+        "hole": Block(len(text) - len(hole), len(text)),
+    }
 
 
 def constraint_of(grammar: str, request: Request, inference: DiffuCoderInference) -> Constraint:

@@ -200,9 +200,11 @@ class Server:
                     for request in self.requests(body, gap)
                 ]
                 answer_format.begin(gaps, requests)
-                seconds = min(body.seconds, deadline - monotonic())
                 stream.jobs = self.engine.submit(
-                    requests, stream.listen, seconds, with_progress=answer_format.is_stream
+                    requests,
+                    stream.listen,
+                    min(body.seconds, deadline - monotonic()),
+                    with_progress=answer_format.is_stream,
                 )
             except ValueError as error:
                 raise invalid(error, body) from error
@@ -222,8 +224,9 @@ class Server:
                 async with self.places:
                     await self.prepare_in_turn(prepare, self.turn, http)
         except ModuleNotFoundError as error:
-            message = f"{body.grammar_field}: this server lacks {error.name}"
-            raise Refusal(501, message, code="not_installed") from error
+            raise Refusal(
+                501, f"{body.grammar_field}: this server lacks {error.name}", code="not_installed"
+            ) from error
 
     async def prepare_in_turn(
         self, prepare: Callable[[], None], turn: asyncio.Semaphore, http: Request
@@ -296,8 +299,11 @@ class Server:
         """
 
         async def wait():
-            events = self.events(stream, answer_format)
-            return {number: event async for number, event in events if event.reason}
+            return {
+                number: event
+                async for number, event in self.events(stream, answer_format)
+                if event.reason
+            }
 
         last_events = await self.unless_gone(wait(), stream, http)
         ends = [last_events[number] for number in sorted(last_events)]
@@ -359,17 +365,20 @@ class Server:
                 self.note(stream.jobs, http)
 
         # Without this header, proxies would buffer the events.
-        headers = {"x-accel-buffering": "no"}
-        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
 
     def note(self, submitted: Sequence[Job], http: Request):
         """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
         ends = [job.end for job in submitted if job.end]
-        waits = [(job.started or monotonic()) - job.arrived for job in submitted]
         http.scope["state"]["noted"] = {
             "prompt_tokens": sum(job.request.prompt_tokens for job in submitted),
             "completion_tokens": sum(len(end.tokens) for end in ends),
-            "queue_seconds": round(max(waits, default=0.0), 4),
+            "queue_seconds": round(
+                max(((job.started or monotonic()) - job.arrived for job in submitted), default=0.0),
+                4,
+            ),
             "reason": ",".join(sorted({end.reason for end in ends})),
         }
 
@@ -389,8 +398,14 @@ class Server:
         texts = None
         if body.return_token_strs:
             texts = [jobs.spelling(self.tokenizer, token)["text"] for token in tokens]
-        size = {"count": len(tokens), "max_model_len": self.engine.context}
-        return JSONResponse(size | {"tokens": tokens, "token_strs": texts})
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": self.engine.context,
+                "tokens": tokens,
+                "token_strs": texts,
+            }
+        )
 
     def detokenize(self, body: DetokenizeBody) -> Response:
         """Return the text of tokens, under the names that vLLM and llama.cpp give it."""
@@ -455,8 +470,9 @@ class Server:
 
     async def metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self.engine.metrics.page(), media_type=kind)
+        return Response(
+            self.engine.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
 
 def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Guard:
@@ -473,8 +489,9 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     answers: dict[int | str, Fields] = {400: {"description": "an option is out of range"}}
     # POST: requests for text
     for path, (body, kind) in ENDPOINTS.items():
-        add_route = app.post(path, response_model=None, responses=answers, description=body.__doc__)
-        add_route(endpoint_of(server, body, kind))
+        app.post(path, response_model=None, responses=answers, description=body.__doc__)(
+            endpoint_of(server, body, kind)
+        )
     for path, endpoint in (("/tokenize", server.tokenize), ("/detokenize", server.detokenize)):
         app.post(path, response_model=None, responses=answers)(endpoint)
     # GET: state of the server

@@ -102,11 +102,11 @@ class CompileScheduler:
             decoding = Decoding(
                 preset="fast" if inference.config.is_unidirectional else shape.preset
             )
-            kind = decoding.settings.cache != "none", False, adapter
             slots = next(
                 slots
                 for slots in self.groups
-                if (slots.is_cached, slots.is_growing, slots.sampler.adapter) == kind
+                if (slots.is_cached, slots.is_growing, slots.sampler.adapter)
+                == (decoding.settings.cache != "none", False, adapter)
                 and slots.columns >= min(shape.tokens, self.context)
             )
             planned = replace(
@@ -190,11 +190,12 @@ class CompileScheduler:
     def sequence(self, slots: Slots) -> Any:
         """Create a short dummy sequence that fits these slots."""
         is_windowed = slots.is_cached and not self.inference.config.is_unidirectional
-        decoding = Decoding(preset="fast" if is_windowed else "exact")
         # one given token and a hole of two: content and length do not matter for the shape
         request = Request(
             before=(self.inference.tokenizer.pad_id,),
-            options=GenerationOptions(max_new_tokens=2, decoding=decoding),
+            options=GenerationOptions(
+                max_new_tokens=2, decoding=Decoding(preset="fast" if is_windowed else "exact")
+            ),
             is_gap=slots.is_growing,
             adapter=slots.sampler.adapter,
         )

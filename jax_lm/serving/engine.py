@@ -121,8 +121,7 @@ class Engine:
         self.inference = inference
         self.options = options
         self.tokenizer = inference.tokenizer
-        limit = inference.config.max_position_embeddings
-        self.context = min(limit, options.context or CONTEXTS[0])
+        self.context = min(inference.config.max_position_embeddings, options.context or CONTEXTS[0])
         replicas = inference.split()
         self.queue = JobQueue(options.queue, options.slots * len(replicas))
         self.metrics = Metrics(options.slots)

@@ -71,8 +71,12 @@ class GrowingSequence(Sequence):
         """Return a canvas of `columns` columns with the text on the left."""
         # the text with the token that ends it, and which of the columns are masks
         tokens, masked = self.given
-        row = [*tokens.tolist(), self.delete_id], [*masked.tolist(), False]
-        return Canvas.with_room([row], [self.columns], columns, self.delete_id)
+        return Canvas.with_room(
+            [([*tokens.tolist(), self.delete_id], [*masked.tolist(), False])],
+            [self.columns],
+            columns,
+            self.delete_id,
+        )
 
     def take(self, state: SamplerState):
         """Take the text and its hole from the state after a step."""

@@ -69,9 +69,10 @@ def require_free_address(host: str, port: int):
     This is called before the model is loaded, so that a mistake is reported early.
     """
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # Bind each address for a moment, and release it again.
-        for family, kind, protocol, _, address in addresses:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
             with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(address)

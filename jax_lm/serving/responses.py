@@ -46,13 +46,12 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Fields:
     """
     # OpenAI's lists of top tokens include the chosen token
     top_logprobs = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
-    values = [token.logprobs[0].value if token.logprobs else None for token in tokens]
     # Tokens "ab", the first byte of "é", the second, "c" begin at 0, 2, 2, 3.
     decode = getincrementaldecoder("utf-8")("replace").decode
     ends = accumulate((len(decode(token.content)) for token in tokens), initial=0)
     return {
         "tokens": [*map(token_name, tokens)],
-        "token_logprobs": values,
+        "token_logprobs": [token.logprobs[0].value if token.logprobs else None for token in tokens],
         "top_logprobs": [top or None for top in top_logprobs] if count else None,
         "text_offset": list(ends)[:-1],
         "confidences": [token.confidence for token in tokens],
@@ -217,13 +216,15 @@ class ChatFormat(AnswerFormat):
     prefix = "chatcmpl"
 
     def choice(self, index, end) -> Fields:
-        message = {"role": "assistant", "content": end.text, "refusal": None}
-        return self.frame_choice(index, {"message": message}, end)
+        return self.frame_choice(
+            index, {"message": {"role": "assistant", "content": end.text, "refusal": None}}, end
+        )
 
     def opening(self) -> Iterator[str]:
         for index in range(len(self.choices)):
-            delta = {"role": "assistant", "content": ""}
-            yield self.chunk(self.frame_choice(index, {"delta": delta}, None))
+            yield self.chunk(
+                self.frame_choice(index, {"delta": {"role": "assistant", "content": ""}}, None)
+            )
 
     def delta(self, index, text, end=None) -> Fields:
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
@@ -254,10 +255,16 @@ class DenoiseFormat(AnswerFormat):
     def progress(self, index, event) -> Iterator[str]:
         state = {"text": event.text, "forwards": event.forwards}
         if event.commits:
-            commits = [
-                {name: getattr(each, name) for name in COMMIT_FIELDS} for each in event.commits
-            ]
-            yield data(state | {"commits": commits}, "commits")
+            yield data(
+                state
+                | {
+                    "commits": [
+                        {name: getattr(each, name) for name in COMMIT_FIELDS}
+                        for each in event.commits
+                    ]
+                },
+                "commits",
+            )
         if event.reason:
             yield data(state | {"finish_reason": event.reason, "tokens": len(event.tokens)}, "done")
 

@@ -140,9 +140,11 @@ class Slots:
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        own = self.sampler.adapter, self.is_cached, self.is_growing
-        kind = sequence.adapter, sequence.is_cached, sequence.is_growing
-        return sequence.columns <= self.columns and kind == own
+        return sequence.columns <= self.columns and (
+            sequence.adapter,
+            sequence.is_cached,
+            sequence.is_growing,
+        ) == (self.sampler.adapter, self.is_cached, self.is_growing)
 
     def join(self, sequence: Sequence):
         """Put a sequence into a free slot, at any time. Raises ValueError if it does not fit."""
@@ -230,7 +232,6 @@ class Slots:
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int):
         """Run a pass for some of the sequences, in the program for `size` of them."""
         begun = monotonic()
-        config = self.passes[number].config
         # 5 sequences in the program for 16: eleven rows are blank
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         if size == len(self.held):
@@ -248,7 +249,12 @@ class Slots:
         cache = self.cache
         self.cache = KVCache()
         state, self.cache = run_slots(
-            self.sampler.graph, self.sampler.params, cache, states, *given, config
+            self.sampler.graph,
+            self.sampler.params,
+            cache,
+            states,
+            *given,
+            self.passes[number].config,
         )
         self.on_device = state._replace(logprobs=None), *given
         # from the device to the host; row `row` belongs to `sequence`
@@ -272,8 +278,12 @@ class Slots:
         It is committed to its devices, as the results of a step are; otherwise the step would be
         compiled twice.
         """
-        columns = self.passes[0].config.variant.cache_columns(self.columns)
-        cache = run_empty_slots(self.sampler.graph, self.sampler.params, len(self.held), columns)
+        cache = run_empty_slots(
+            self.sampler.graph,
+            self.sampler.params,
+            len(self.held),
+            self.passes[0].config.variant.cache_columns(self.columns),
+        )
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
     def upload(self, batch: list[Sequence | None], steps: int) -> Any:
@@ -338,8 +348,9 @@ class Slots:
             # These drafts will be rejected, because a canvas never equals the step from it.
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
-        inputs = BatchInputs(canvas, window, sequence.params(self.columns))
-        return state._replace(extra=extra), inputs
+        return state._replace(extra=extra), BatchInputs(
+            canvas, window, sequence.params(self.columns)
+        )
 
 
 @lru_cache
@@ -380,10 +391,9 @@ def run_slots(
     # log-probabilities of this call's commits, for sequences that report them
     no_logprobs = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
     keys = states.keys
-    columns = states.tokens.shape[-1]
     states = states._replace(keys=jax.random.wrap_key_data(keys), logprobs=no_logprobs)
     window = inputs.window
-    if is_refresh := config.rows == columns:
+    if is_refresh := config.rows == states.tokens.shape[-1]:
         # one forward pass, even if it skips idle steps of the schedule
         window = window._replace(forwards=states.forwards + jnp.minimum(steps, 1))
     else:
@@ -412,8 +422,11 @@ def run_slots(
     rows_cache = (
         cache if in_place else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
     )
-    started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
-    rows, rows_cache = jax.lax.while_loop(is_running, advance, (started, rows_cache))
+    rows, rows_cache = jax.lax.while_loop(
+        is_running,
+        advance,
+        (jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs), rows_cache),
+    )
     rows = constrain(rows._replace(keys=keys), model.mesh)
     if in_place:
         return rows, rows_cache
@@ -430,5 +443,9 @@ def run_slots(
 def run_empty_slots(graph: ModelGraph, params: dict, size: int, columns: int) -> KVCache:
     # leaves [1, ...] of one sequence -> zeros [slots, 1, ...], sharded as those of one
     model = graph.merge(params).model
-    layers = jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size))
-    return KVCache(jax.tree.map(lambda part: shard_rows(part, model.mesh), layers))
+    return KVCache(
+        jax.tree.map(
+            lambda part: shard_rows(part, model.mesh),
+            jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size)),
+        )
+    )

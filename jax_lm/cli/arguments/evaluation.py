@@ -77,8 +77,11 @@ class Analyze:
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
         # each temperature is measured in turn, and stop tokens must not end a canvas
-        whole = {"temperature": 0.0, "early_stop": False}
-        require_only(self.generation, whole, "as analyze decodes whole canvases at `temperatures`")
+        require_only(
+            self.generation,
+            {"temperature": 0.0, "early_stop": False},
+            "as analyze decodes whole canvases at `temperatures`",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

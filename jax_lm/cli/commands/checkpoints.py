@@ -31,15 +31,16 @@ def run_info(arguments: Info) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=1))
         return 0
-    tensors = len(parameter_shapes(config))
     device = facts["device"]
     is_mesh = device["count"] > 1
-    settings = [f"{name}={value}" for name, value in config.family.settings.items()]
     rows = [
         ("model", arguments.model or BUILTIN_NOTICE),
         ("family", family_facts(config)),
-        ("authors decode with", ", ".join(settings)),
-        ("parameters", f"{facts['parameters']:,} in {tensors} tensors"),
+        (
+            "authors decode with",
+            ", ".join(f"{name}={value}" for name, value in config.family.settings.items()),
+        ),
+        ("parameters", f"{facts['parameters']:,} in {len(parameter_shapes(config))} tensors"),
         *((name, f"{getattr(config, name):,}") for name in SIZES),
         ("mask_token_id", str(config.mask_token_id)),
         ("tokenizer", describe_tokenizer(folder)),

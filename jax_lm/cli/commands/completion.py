@@ -61,5 +61,11 @@ def completions() -> Iterator[tuple[str, str, list[str]]]:
     # options and choices, anywhere after the command
     for name, entry in COMMANDS.items():
         options = list_options(entry.arguments)
-        choices = [choice for o in options if o.is_positional for choice in o.choices]
-        yield f"{name} ", "*", [*choices, *(o.long for o in options if not o.is_positional)]
+        yield (
+            f"{name} ",
+            "*",
+            [
+                *[choice for o in options if o.is_positional for choice in o.choices],
+                *(o.long for o in options if not o.is_positional),
+            ],
+        )

@@ -55,8 +55,10 @@ def run_generate(arguments: Generate) -> int:
         if arguments.animation:
             (row,) = batch.rows
             shown = "" if arguments.chat else text
-            replay = Replay.of(shown, row, engine.tokenizer.decode, options.temperature)
-            write_whole(arguments.animation, replay.animation())
+            write_whole(
+                arguments.animation,
+                Replay.of(shown, row, engine.tokenizer.decode, options.temperature).animation(),
+            )
     return 0
 
 

@@ -72,8 +72,11 @@ def run_serve(arguments: Serve) -> NoReturn:
     configure_logging()
     # load; JAX would leave a quarter of the GPU unused, but a server has it for itself
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    model = arguments.engine.settings | {"adapters": adapters, "replicas": arguments.replicas}
-    inference = DiffuCoderInference(**model, verbose=False, before_weights=options.require_fitting)
+    inference = DiffuCoderInference(
+        **arguments.engine.settings | {"adapters": adapters, "replicas": arguments.replicas},
+        verbose=False,
+        before_weights=options.require_fitting,
+    )
     logger.info(inference.describe())
     if arguments.preset is None:
         # what is decoded from left to right has no presets
@@ -94,8 +97,9 @@ def run_serve(arguments: Serve) -> NoReturn:
     # refuse defaults that the model cannot follow now, not at every request
     served_options(inference, DecodingBody.model_validate({}).options(1, settings.defaults))
     # serve
-    limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
-    app = create_app(engine, settings, limits)
+    app = create_app(
+        engine, settings, RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
+    )
     if key_file := arguments.api_key_file:
         signal.signal(signal.SIGHUP, lambda *_: app.reload_keys(key_file))
     engine.start()
@@ -163,10 +167,9 @@ def fit_options(
     inference: DiffuCoderInference, options: EngineOptions, given: Fields
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
-    each = inference.split()[0]
     # a model that is decoded left to right has the cache of `fast`
     preset = "fast" if inference.config.is_unidirectional else options.preset
-    planned = replace(each.planned, decoding=Decoding(preset=preset))
+    planned = replace(inference.split()[0].planned, decoding=Decoding(preset=preset))
     memory = math.inf
     may_use = "unknown"
     if (free := free_memory()) is not None:
@@ -182,8 +185,12 @@ def fit_options(
         contexts=(given["context"],) if "context" in given else CONTEXTS,
         adapters=len(inference.adapters),
     )
-    limits = {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
-    logger.info("limits", extra={"fields": limits})
+    logger.info(
+        "limits",
+        extra={
+            "fields": {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
+        },
+    )
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
 
 

@@ -240,8 +240,10 @@ def choose_model(arguments: ModelArguments, out: Path) -> TrainedModel:
     join_run(arguments.hosts, out)
     found = find_model(arguments.model, arguments.adapter)
     if found.adapter and arguments.lora_on_masks:
-        config = replace(found.adapter.config, on_masks=True)
-        found = replace(found, adapter=replace(found.adapter, config=config))
+        found = replace(
+            found,
+            adapter=replace(found.adapter, config=replace(found.adapter.config, on_masks=True)),
+        )
     return choose_trained(found, lora_config(arguments), out=out, save_dtype=arguments.save_dtype)
 
 
@@ -255,11 +257,10 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     # all weights are trained, or the given adapter
     if arguments.lora_rank is None:
         return None
-    targets = LINEAR if arguments.lora_targets is None else arguments.lora_targets
     return LoraConfig(
         rank=arguments.lora_rank,
         alpha=arguments.lora_alpha,
-        targets=targets,
+        targets=LINEAR if arguments.lora_targets is None else arguments.lora_targets,
         on_masks=arguments.lora_on_masks,
     )
 
