@@ -275,6 +275,13 @@ class DreamConfig:
             raise ValueError(f"config block_size={block}: {self.family.name} {kind} blocks")
         require("is_causal", self.is_causal in (None, self.family.is_causal), "fit its family")
 
+    def require_context(self, name: str, tokens: int):
+        """Raise ValueError if a setting asks for more tokens than the model holds."""
+        if tokens > self.max_position_embeddings:
+            raise ValueError(
+                f"{name}={tokens}: must be at most {self.max_position_embeddings}, the model's context"
+            )
+
     @property
     def head_dim(self) -> int:
         return self.head_size or self.hidden_size // self.num_attention_heads

@@ -95,8 +95,8 @@ def open_prompts(
     split: str = WHOLE,
     subset: str | None = None,
     plain: bool = False,
-) -> list[Fields]:
-    """Read prompt rows: "prompt" (text, or chat messages) and further columns.
+) -> dict[str, Fields]:
+    """Read prompt rows, by their location: "prompt" (text, or chat messages) and further columns.
 
     Args:
         data: file, folder, or Hugging Face Hub id, as in `open_source`.
@@ -109,10 +109,10 @@ def open_prompts(
         ValueError: the data cannot be read, have no such split or column, no row, or a row without
             a prompt.
     """
-    rows = []
+    rows = {}
     for where, line in open_source(str(data), 1, split=split, subset=subset).read(0):
         try:
-            rows.append(prompt_row(line, columns, plain=plain))
+            rows[where] = prompt_row(line, columns, plain=plain)
         except BadRowError as error:
             raise ValueError(f"{data}: {where}: {error}") from error
     if not rows:

@@ -27,6 +27,9 @@ Lines = Iterator[tuple[str, Any]]
 PART_BYTES = 2**28
 PART_ROWS = 2**17
 
+# Names of data sets on the hub: owner/name, old ones without an owner, and perhaps a revision.
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@.+)?")
+
 # The default split, and the one that `datasets` assigns to data without splits.
 WHOLE = "train"
 
@@ -221,7 +224,8 @@ def load_dataset(source: HubDataset) -> Any:
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:  # pyright: ignore[reportAttributeAccessIssue]
         # An error "while generating the dataset" has the reason as its cause.
         reason = str(error.__cause__ or error).replace("\n", " ")
-        raise ValueError(f"data={source.data!r}: datasets cannot load it ({reason})") from error
+        place = "datasets" if path.exists() else "there is no such file or folder, and the hub"
+        raise ValueError(f"data={source.data!r}: {place} cannot load it ({reason})") from error
     # Streams have one shard per file. `reshard` splits files, if more parts are requested.
     return (
         loaded.reshard()
@@ -263,8 +267,9 @@ def open_source(
     """
     path = Path(data)
     # `datasets` would take a missing file for a hub id.
-    if path.suffix in (".jsonl", ".json", ".gz", ".parquet") and not path.exists():
-        raise ValueError(f"data={data!r} cannot be read: there is no such file")
+    is_file = path.suffix in (".jsonl", ".json", ".gz", ".parquet", ".txt", ".csv")
+    if not path.exists() and (is_file or not HUB_NAME.fullmatch(data)):
+        raise ValueError(f"data={data!r} cannot be read: there is no such file or folder")
     files = sorted(path.glob("*.jsonl"))
     if path.is_file() and path.suffix != ".parquet":
         files = [path]

@@ -28,9 +28,9 @@ from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm, Kind
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS
-from jax_lm.host.files import atomic_write, output_folder, write_json_whole
+from jax_lm.host.files import atomic_write, write_json_whole
 from jax_lm.host.interruption import discard_unfinished
-from jax_lm.reports.run_folder import require_same
+from jax_lm.reports.run_folder import exclusive, require_same
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -80,45 +80,45 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     """
     # Counted before any file is written: unreadable data leave no folder.
     parts = job.source.parts
-    output_folder(out)
-    require_same(out / PLAN, job.plan())
-    for path in out.glob(HALF_WRITTEN):
-        path.unlink()
-    done_files = [out / f"{part:06}{DONE}" for part in range(parts)]
-    missing = [part for part, path in enumerate(done_files) if not path.is_file()]
-    # write the missing shards
-    with open_pool(min(workers, len(missing))) as map_parts:
-        for done, shard in enumerate(
-            map_parts(partial(write_shard, job, out), missing), parts - len(missing) + 1
-        ):
-            logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
-    # summarise all shards, including those of earlier runs
-    shards = [json.loads(path.read_text(encoding="utf-8")) for path in done_files]
-    refused = [line for shard in shards for line in shard["refused"][:NAMED]][:NAMED]
-    named = "".join(f"; {where}: {reason}" for where, reason in refused)
-    if not any(shard["samples"] for shard in shards):
-        # Empty shards would make the same command with better data fail.
-        for name in (PLAN, *(f"{path.stem}.*" for path in done_files)):
-            for path in out.glob(name):
-                path.unlink()
-        raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
-    summaries = [
-        {"name": path.stem, **shard, "refused": len(shard["refused"])}
-        for path, shard in zip(done_files, shards, strict=True)
-    ]
-    described = {
-        "format": FORMAT,
-        "kind": job.kind,
-        "tokenizer": job.fingerprint,
-        "dtype": dtype_of(tokenizer_of(job)).str,
-        "refused": sum(shard["refused"] for shard in summaries),
-        "digest": sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[
-            :16
-        ],
-        "shards": [shard for shard in summaries if shard["samples"]],
-    }
-    write_json_whole(out / DATASET, described)
-    return f"{out}: {summarize_counts(shards)}{named}"
+    with exclusive(out):
+        require_same(out / PLAN, job.plan())
+        for path in out.glob(HALF_WRITTEN):
+            path.unlink()
+        done_files = [out / f"{part:06}{DONE}" for part in range(parts)]
+        missing = [part for part, path in enumerate(done_files) if not path.is_file()]
+        # write the missing shards
+        with open_pool(min(workers, len(missing))) as map_parts:
+            for done, shard in enumerate(
+                map_parts(partial(write_shard, job, out), missing), parts - len(missing) + 1
+            ):
+                logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
+        # summarise all shards, including those of earlier runs
+        shards = [json.loads(path.read_text(encoding="utf-8")) for path in done_files]
+        refused = [line for shard in shards for line in shard["refused"][:NAMED]][:NAMED]
+        named = "".join(f"; {where}: {reason}" for where, reason in refused)
+        if not any(shard["samples"] for shard in shards):
+            # Empty shards would make the same command with better data fail.
+            for name in (PLAN, *(f"{path.stem}.*" for path in done_files)):
+                for path in out.glob(name):
+                    path.unlink()
+            raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
+        summaries = [
+            {"name": path.stem, **shard, "refused": len(shard["refused"])}
+            for path, shard in zip(done_files, shards, strict=True)
+        ]
+        described = {
+            "format": FORMAT,
+            "kind": job.kind,
+            "tokenizer": job.fingerprint,
+            "dtype": dtype_of(tokenizer_of(job)).str,
+            "refused": sum(shard["refused"] for shard in summaries),
+            "digest": sha256(
+                json.dumps([shard["digest"] for shard in shards]).encode()
+            ).hexdigest()[:16],
+            "shards": [shard for shard in summaries if shard["samples"]],
+        }
+        write_json_whole(out / DATASET, described)
+        return f"{out}: {summarize_counts(shards)}{named}"
 
 
 @contextmanager

@@ -97,8 +97,9 @@ class Server:
         self.names = {name: (adapter, "") for name, adapter in adapters.items()}
         for (name, adapter), preset in product(adapters.items(), self.presets):
             self.names.setdefault(f"{name}@{preset}", (adapter, preset))
-        # slow requests (a grammar, or a prompt to score) are prepared one at a time
-        self.turn = asyncio.Semaphore(1)
+        # slow requests are prepared one at a time: those with a grammar, and those with scores
+        self.grammar_turn = asyncio.Semaphore(1)
+        self.scoring_turn = asyncio.Semaphore(1)
         self.turns = asyncio.Semaphore(PREPARED_AT_ONCE)
         self.places = asyncio.Semaphore(MAX_PREPARING)
 
@@ -132,6 +133,8 @@ class Server:
             gap._replace(before=gap.before or [self.tokenizer.end_id])
             for gap in body.gaps(self.tokenizer, context - self.markers)
         ]
+        # answers of 0 tokens take no place in the queue, but are scored and written
+        self.engine.require_few(len(gaps) * body.choices)
         longest = max(len(gap.before) for gap in gaps)
         if (body.length == 0 or body.scores_prompt) and longest > context:
             raise ValueError(f"prompt: {longest} tokens, but the context holds {context}")
@@ -221,8 +224,9 @@ class Server:
             elif self.places.locked():
                 raise RejectedError("queue_full", self.engine.queue.retry_after)
             else:
+                turn = self.scoring_turn if body.scores_prompt else self.grammar_turn
                 async with self.places:
-                    await self.prepare_in_turn(prepare, self.turn, http)
+                    await self.prepare_in_turn(prepare, turn, http)
         except ModuleNotFoundError as error:
             raise Refusal(
                 501, f"{body.grammar_field}: this server lacks {error.name}", code="not_installed"

@@ -96,9 +96,7 @@ class EngineOptions:
             require_drafts(self.draft, inference.config)
             options = replace(options, draft=0)
         served_options(inference, options)
-        limit = inference.config.max_position_embeddings
-        if self.context is not None and self.context > limit:
-            raise ValueError(f"context={self.context}: the model holds {limit} tokens")
+        inference.config.require_context("context", self.context or 0)
 
 
 class Engine:
@@ -170,8 +168,7 @@ class Engine:
             ValueError: a request that the engine cannot decode.
             RejectedError: the queue is full, or the engine is shutting down.
         """
-        if len(requests) > self.options.queue:
-            raise ValueError(f"{len(requests)} completions at once: at most {self.options.queue}")
+        self.require_few(len(requests))
         # one deadline for all answers of a request
         deadline = time.monotonic() + min(seconds, self.options.timeout)
         jobs = [
@@ -193,6 +190,11 @@ class Engine:
             raise
         self.metrics.prompt_tokens.inc(sum(each.prompt_tokens for each in requests))
         return jobs
+
+    def require_few(self, count: int):
+        """Raise ValueError if a request asks for more completions than the queue can hold."""
+        if count > self.options.queue:
+            raise ValueError(f"{count} completions at once: at most {self.options.queue}")
 
     def cancel(self, jobs: Iterable[Job]):
         """End jobs with the reason `cancelled`, unless they have ended already."""

@@ -70,8 +70,9 @@ class ResponsesFormat(AnswerFormat):
     def event(self, kind: str, **fields) -> str:
         """Format an event of a stream, with its number."""
         kind = f"response.{kind}"
+        content = {"type": kind, "sequence_number": self.sequence_number, **fields}
         self.sequence_number += 1
-        return data({"type": kind, "sequence_number": self.sequence_number, **fields}, kind)
+        return data(content, kind)
 
     def opening(self) -> Iterator[str]:
         self.ends: dict[int, Event] = {}

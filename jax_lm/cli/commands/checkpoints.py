@@ -27,6 +27,7 @@ def run_info(arguments: Info) -> int:
     # configuration and tokenizer only: `info` loads no weights
     folder = huggingface.resolve(arguments.model, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
+    config.require_context("max_length", arguments.max_length)
     facts = model_facts(arguments, folder, config)
     if arguments.json:
         print(json.dumps(facts, indent=1))

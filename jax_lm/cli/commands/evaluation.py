@@ -54,7 +54,11 @@ def run_eval(arguments: Evaluate) -> int:
     if arguments.out:
         require_writable(arguments.out)
     # load
-    engine = DiffuCoderInference(**arguments.engine.settings)
+    engine = DiffuCoderInference(
+        **arguments.engine.settings,
+        # refuse options that do not fit the model before the weights are loaded
+        before_weights=lambda engine: engine.fit(arguments.generation),
+    )
     evaluator = Evaluator(
         engine=engine,
         executor=executor,

@@ -71,6 +71,7 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
     topology.require_precision(arguments.dtype)
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
+    config.require_context("max_length", arguments.max_length)
     options = arguments.generation
     if arguments.step == "generate" and config.family.is_diffusion:
         options = restrict_options(options, config)

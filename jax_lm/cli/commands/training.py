@@ -1,6 +1,7 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 from flax import nnx
@@ -133,15 +134,17 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
                 f"{name}_column={column!r}: data={BUILTIN!r} has fixed names of columns"
             )
         return builtin_prompts(arguments.limit or 2000, arguments.settings.training.seed)
-    rows = open_prompts(arguments.data, columns, **asdict(part))[: arguments.limit]
+    rows = dict(
+        islice(open_prompts(arguments.data, columns, **asdict(part)).items(), arguments.limit)
+    )
     if SANDBOXED & set(arguments.settings.reward_funcs):
         # before training: otherwise an unreadable row would end the run in the middle
-        for number, row in enumerate(rows, 1):
+        for where, row in rows.items():
             try:
                 row_tests(row)
             except ValueError as error:
-                raise ValueError(f"data={arguments.data}: prompt {number}: {error}") from None
-    return rows
+                raise ValueError(f"data={arguments.data}: {where}: {error}") from None
+    return [*rows.values()]
 
 
 def run_adapt(arguments: Adapt) -> int:
