@@ -90,6 +90,11 @@ def pairs(table: str) -> Names:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a number of things: 1 row, 2 rows."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 TABLE = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
 
 

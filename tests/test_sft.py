@@ -107,7 +107,8 @@ def test_rows_are_as_long_as_the_longest_sample_needs(folder, caplog):
     # two updates teach nothing, and that is said
     assert "30 samples: 2 updates of 4 rows, 0.2 passes over them" in caplog.messages
     assert any(
-        line.startswith("2 updates of 4 rows are too few to learn from") for line in caplog.messages
+        line.startswith("2 updates of 4 rows: too few to learn from. A smaller batch_size")
+        for line in caplog.messages
     )
 
 

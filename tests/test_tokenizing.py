@@ -231,7 +231,7 @@ def test_two_runs_do_not_write_one_folder(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [('{"x": 1}\n', ", 1 lines refused; line 1: has no text"), ("", ", 0 lines")]
+    ("text", "said"), [('{"x": 1}\n', ", 1 line refused; line 1: has no text"), ("", ", 0 lines")]
 )
 def test_data_without_a_usable_line_are_refused(text, said, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text(text)

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from jax_lm.config import Fields, Floats
+from jax_lm.config import Fields, Floats, counted
 from jax_lm.data.columns import BadRowError, has_form
 from jax_lm.data.conversations import convert_lines
 from jax_lm.data.sources import open_source
@@ -137,12 +137,12 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
             problems.append(problem)
     if not problems:
         raise ValueError(
-            f"data={str(data)!r}: holds no problem of AceCode ({refused} lines refused)"
+            f"data={str(data)!r}: holds no problem of AceCode ({counted(refused, 'line')} refused)"
         )
     chosen = select_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
     write_rows_whole(out, rows)
     return (
         f"{out}: {len(rows)} prompts of {len(chosen)} {difficulty} problems, "
-        f"from {len(problems)} in {data} ({refused} lines refused)"
+        f"from {len(problems)} in {data} ({counted(refused, 'line')} refused)"
     )

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, counted
 from jax_lm.data.batches import Row
 from jax_lm.data.columns import (
     PLAIN_FORM,
@@ -81,7 +81,7 @@ class Samples:
         """Return a summary: numbers of samples and refused lines, and the first refused ones."""
         named = "; ".join(f"{where}: {reason}" for where, reason in self.refused[:NAMED])
         more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
-        return f"{data}: {len(self.rows)} samples, {len(self.refused)} refused" + (
+        return f"{data}: {counted(len(self.rows), 'sample')}, {len(self.refused)} refused" + (
             f" ({named}{more})" if named else ""
         )
 

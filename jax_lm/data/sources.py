@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.config import pairs
+from jax_lm.data.token_shards import DATASET
 
 # The location of each line, and the line: bytes, or a parsed JSON value.
 Lines = Iterator[tuple[str, Any]]
@@ -81,14 +82,15 @@ class JsonFiles:
         for path, size, _ in self.files:
             if start < size and start + self.part_bytes > 0:
                 file = Path(path)
-                stop = min(start + self.part_bytes, size)
                 name = f"{file.name}, " if len(self.files) > 1 else ""
-                lines = (
-                    elements_of(file)
-                    if holds_array(file)
-                    else lines_from(file, max(start, 0), stop)
+                yield from (
+                    (name + where, line)
+                    for where, line in (
+                        elements_of(file)
+                        if holds_array(file)
+                        else lines_from(file, max(start, 0), min(start + self.part_bytes, size))
+                    )
                 )
-                yield from ((name + where, line) for where, line in lines)
             start -= size
 
 
@@ -273,6 +275,8 @@ def open_source(
     files = sorted(path.glob("*.jsonl"))
     if path.is_file() and path.suffix != ".parquet":
         files = [path]
+    if not files and (path / DATASET).is_file():
+        raise ValueError(f"data={data!r} is tokenised: only adapt and sft read such a folder")
     if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
     if splits := files_by_split(files):

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from jax_lm.config import Texts
+from jax_lm.config import Texts, counted
 from jax_lm.data.batches import Indices, Row
 from jax_lm.data.columns import Kind
 
@@ -91,8 +91,10 @@ class TokenShards:
         dtype = np.dtype(fields["dtype"])
         for shard in shards:
             # Two int64 for each sample: its end and its number of visible tokens.
-            sizes = {TOKENS: shard["tokens"] * dtype.itemsize, INDEX: shard["samples"] * 16}
-            for suffix, size in sizes.items():
+            for suffix, size in {
+                TOKENS: shard["tokens"] * dtype.itemsize,
+                INDEX: shard["samples"] * 16,
+            }.items():
                 path = folder / f"{shard['name']}{suffix}"
                 if not path.is_file() or path.stat().st_size != size:
                     raise ValueError(
@@ -120,11 +122,8 @@ class TokenShards:
         return int(self.sample_starts[-1])
 
     def describe(self) -> str:
-        """Return a summary: numbers of samples, tokens and refused lines."""
-        return (
-            f"{self.folder}: {len(self)} samples, {self.tokens} tokens, "
-            f"{self.refused} lines refused"
-        )
+        """Return a summary of the data set."""
+        return f"{self.folder}: {summarize(len(self), self.tokens, self.refused)}"
 
     @cached_property
     def lengths(self) -> Indices:
@@ -146,8 +145,13 @@ class TokenShards:
 
     def ends(self, shard: int) -> Indices:
         """Return the end of each of a shard's samples, counted from the shard's first token."""
-        count = int(self.sample_starts[shard + 1] - self.sample_starts[shard])
-        return self.map_file(shard, INDEX, np.dtype("<i8"), 0, count)
+        return self.map_file(
+            shard,
+            INDEX,
+            np.dtype("<i8"),
+            0,
+            int(self.sample_starts[shard + 1] - self.sample_starts[shard]),
+        )
 
     def map_file(
         self, shard: int, suffix: str, dtype: np.dtype, first: int, count: int
@@ -180,6 +184,12 @@ class TokenShards:
         """Read the tokens in [start, stop), which must lie in one shard."""
         shard, index = locate(self.token_starts, start)
         return self.map_file(shard, TOKENS, self.dtype, index, stop - start).tolist()
+
+
+def summarize(samples: int, tokens: int, refused: int) -> str:
+    """Return a summary: numbers of samples, tokens and refused lines."""
+    lines = counted(refused, "line")
+    return f"{counted(samples, 'sample')}, {counted(tokens, 'token')}, {lines} refused"
 
 
 # The samples of a run, in memory or in files.

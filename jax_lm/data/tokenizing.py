@@ -27,7 +27,7 @@ from jax_lm.config import Fields
 from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm, Kind
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
-from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS
+from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, summarize
 from jax_lm.host.files import atomic_write, write_json_whole
 from jax_lm.host.interruption import discard_unfinished
 from jax_lm.reports.run_folder import exclusive, require_same
@@ -106,18 +106,20 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
             {"name": path.stem, **shard, "refused": len(shard["refused"])}
             for path, shard in zip(done_files, shards, strict=True)
         ]
-        described = {
-            "format": FORMAT,
-            "kind": job.kind,
-            "tokenizer": job.fingerprint,
-            "dtype": dtype_of(tokenizer_of(job)).str,
-            "refused": sum(shard["refused"] for shard in summaries),
-            "digest": sha256(
-                json.dumps([shard["digest"] for shard in shards]).encode()
-            ).hexdigest()[:16],
-            "shards": [shard for shard in summaries if shard["samples"]],
-        }
-        write_json_whole(out / DATASET, described)
+        write_json_whole(
+            out / DATASET,
+            {
+                "format": FORMAT,
+                "kind": job.kind,
+                "tokenizer": job.fingerprint,
+                "dtype": dtype_of(tokenizer_of(job)).str,
+                "refused": sum(shard["refused"] for shard in summaries),
+                "digest": sha256(
+                    json.dumps([shard["digest"] for shard in shards]).encode()
+                ).hexdigest()[:16],
+                "shards": [shard for shard in summaries if shard["samples"]],
+            },
+        )
         return f"{out}: {summarize_counts(shards)}{named}"
 
 
@@ -217,7 +219,4 @@ def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:
 def summarize_counts(shards: list[Fields]) -> str:
     """Return a summary of shards: numbers of samples, tokens and refused lines."""
     samples, tokens = (sum(shard[name] for shard in shards) for name in ("samples", "tokens"))
-    return (
-        f"{samples} samples, {tokens} tokens, "
-        f"{sum(len(shard['refused']) for shard in shards)} lines refused"
-    )
+    return summarize(samples, tokens, sum(len(shard["refused"]) for shard in shards))

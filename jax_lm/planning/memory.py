@@ -171,7 +171,7 @@ class PlannedStep:
         require_sizes(self, "batch")
         if not 1 <= self.new_tokens <= self.canvas:
             raise ValueError(
-                f"max_new_tokens={self.new_tokens}: must lie in [1, canvas={self.canvas}]"
+                f"max_new_tokens={self.new_tokens}: must lie in [1, {self.canvas}], the length of a row"
             )
 
     @property

@@ -144,15 +144,16 @@ class Server:
         """Add the log-probabilities of the prompt's tokens; an empty prompt has none."""
         if not (body.scores_prompt and gap.echo):
             return gap
-        scored = score(
-            self.engine.workers[0],
-            self.find(body.model)[0],
-            self.tokenizer,
-            gap.before,
-            body.wanted_logprobs or 0,
-            deadline,
+        return gap._replace(
+            scored=score(
+                self.engine.workers[0],
+                self.find(body.model)[0],
+                self.tokenizer,
+                gap.before,
+                body.wanted_logprobs or 0,
+                deadline,
+            )
         )
-        return gap._replace(scored=scored)
 
     def requests(self, body: schemas.DecodingBody, gap: Gap) -> list[jobs.Request]:
         """Create the requests for the answers to one prompt."""
@@ -258,12 +259,14 @@ class Server:
         self, body: schemas.DecodingBody, kind: type[AnswerFormat], http: Request
     ) -> Response:
         """Decode the answers to a request, and return them in one piece or as a stream."""
-        model = self.find(body.model)[0] or self.settings.model
-        answer_format = kind(request_id(http), model, body)
+        answer_format = kind(
+            request_id(http), self.find(body.model)[0] or self.settings.model, body
+        )
         stream = EventStream()
         await self.submit(answer_format, stream, http)
-        respond = self.stream if answer_format.is_stream else self.collect
-        return await respond(stream, answer_format, http)
+        return await (self.stream if answer_format.is_stream else self.collect)(
+            stream, answer_format, http
+        )
 
     async def unless_gone(self, work: Awaitable[Any], stream: EventStream, http: Request) -> Any:
         """Wait for a result. If the client disconnects first, its jobs are cancelled."""

@@ -118,16 +118,23 @@ class ResponsesBody(OpenAIBody):
             "type": schema.pop("type", None),
             **({"json_schema": schema} if schema else {}),
         }
-        others = {name: value for name, value in text.items() if name != "format" and value}
-        return body | {"text.format": response_format, "text": others}
+        return body | {
+            "text.format": response_format,
+            "text": {name: value for name, value in text.items() if name != "format" and value},
+        }
 
     def gaps(self, tokenizer, context) -> Gaps:
-        first = (
-            [ChatMessage.model_validate({"role": "system", "content": self.instructions})]
-            if self.instructions
-            else []
+        return chat_gaps(
+            [
+                *(
+                    [ChatMessage.model_validate({"role": "system", "content": self.instructions})]
+                    if self.instructions
+                    else []
+                ),
+                *self.input,
+            ],
+            tokenizer,
         )
-        return chat_gaps([*first, *self.input], tokenizer)
 
 
 class SourceBody(Part):

@@ -130,7 +130,9 @@ class GrowingSlots(Slots):
 
     def loop(self, sequence: GrowingSequence, steps: int) -> Iterator[SamplerState]:
         """Return an iterator over the states of a sequence after every `steps` steps."""
-        key = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(
-            sequence.canvas(self.columns), sequence.options, seed=key, every=steps
+            sequence.canvas(self.columns),
+            sequence.options,
+            seed=jax.random.wrap_key_data(jnp.asarray(sequence.key))[None],
+            every=steps,
         )

@@ -101,23 +101,24 @@ class HttpServer(uvicorn.Server):
         self.announce = announce
         self.connections = connections.Connections(options.connections)
         protocol: Any = partial(connections.Connection, self.connections)
-        config = uvicorn.Config(
-            app,
-            host=options.host,
-            port=options.port,
-            loop="asyncio",
-            http=protocol,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            backlog=connections.ACCEPTED_AT_ONCE,
-            timeout_keep_alive=options.connections.idle_seconds,
-            # uvicorn takes whole seconds.
-            timeout_graceful_shutdown=ceil(options.margin),
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=options.host,
+                port=options.port,
+                loop="asyncio",
+                http=protocol,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                backlog=connections.ACCEPTED_AT_ONCE,
+                timeout_keep_alive=options.connections.idle_seconds,
+                # uvicorn takes whole seconds.
+                timeout_graceful_shutdown=ceil(options.margin),
+            )
         )
-        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None):
         await super().startup(sockets)

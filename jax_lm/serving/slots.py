@@ -12,6 +12,7 @@ text nor queues.
 
 from collections.abc import Iterable
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from operator import itemgetter
 from time import monotonic
@@ -120,8 +121,9 @@ class Slots:
 
     def seconds(self, sequence: Sequence) -> float:
         """Predict the seconds of the full-width passes that a sequence needs until it is done."""
-        passes = len(sequence.blocks) if self.is_cached else sequence.most
-        return passes * self.pace.seconds(self.rows(0))
+        return (len(sequence.blocks) if self.is_cached else sequence.most) * self.pace.seconds(
+            self.rows(0)
+        )
 
     def missing(self, *, is_ahead: bool = False) -> list[tuple[int, int]]:
         """List programs to compile, as pass and number of sequences, once the slots were used.
@@ -216,18 +218,15 @@ class Slots:
             length = BLOCK_LENGTH
             # all columns for the refresh, and those of a window for steps
             rows = [self.columns, window_length(BLOCK_LENGTH, self.sampler.config)]
-        configs = (
-            StepConfig(
-                length=length,
-                rows=count,
-                mask_id=self.sampler.mask_id,
-                top_k=TOP_K,
-                stop_ids=self.stop_ids,
-                variant=variant,
-            )
-            for count in rows
+        config = StepConfig(
+            length=length,
+            rows=None,
+            mask_id=self.sampler.mask_id,
+            top_k=TOP_K,
+            stop_ids=self.stop_ids,
+            variant=variant,
         )
-        return variant.passes([Pass(config, 0) for config in configs])
+        return variant.passes([Pass(replace(config, rows=count), 0) for count in rows])
 
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int):
         """Run a pass for some of the sequences, in the program for `size` of them."""
@@ -258,8 +257,10 @@ class Slots:
         )
         self.on_device = state._replace(logprobs=None), *given
         # from the device to the host; row `row` belongs to `sequence`
-        is_kept = any(each.keeps_logprobs for each in sequences)
-        state = state._replace(keys=None, logprobs=state.logprobs if is_kept else None)
+        state = state._replace(
+            keys=None,
+            logprobs=state.logprobs if any(each.keeps_logprobs for each in sequences) else None,
+        )
         state: SamplerState = jax.device_get(state)
         rows = [(row, sequence) for row, sequence in enumerate(batch) if sequence]
         taken = max(int(state.forwards[row]) - sequence.forwards for row, sequence in rows)
@@ -298,8 +299,9 @@ class Slots:
         filled = [each and self.inputs(each) for each in batch]
         blank = jax.tree.map(np.zeros_like, next(filter(None, filled)))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
-        placement = self.sampler.params["model"]["norm"]["weight"].sharding
-        return copier(placement)(*stacked, np.array(slots, np.int32), np.int32(steps))
+        return copier(self.sampler.params["model"]["norm"]["weight"].sharding)(
+            *stacked, np.array(slots, np.int32), np.int32(steps)
+        )
 
     def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""

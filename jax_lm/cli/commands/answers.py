@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from jax_lm.cli.arguments.generation import Generate
-from jax_lm.config import Fields
+from jax_lm.config import Fields, counted
 from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.diffusion.state import row_keys
@@ -51,8 +51,14 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     # a line may be a prompt itself, or an object that holds one: {"line 3": …} -> {3: …}
     prompts = open_prompts(source, plain=True)
     rows = {int(where.split()[-1]): row for where, row in prompts.items()}
-    model = find_model(arguments.engine.model, arguments.engine.adapter)
-    log = AnswerLog(out, settings_digest(arguments, rows, weights_digest(*model.folders)))
+    log = AnswerLog(
+        out,
+        settings_digest(
+            arguments,
+            rows,
+            weights_digest(*find_model(arguments.engine.model, arguments.engine.adapter).folders),
+        ),
+    )
     known = len(log.answers)
     # Lock the file before the weights are loaded, so that a second run is refused at once.
     if is_writer:
@@ -65,7 +71,7 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
             # all answers, in the order of the prompts
             write_rows_whole(out, (log.answers[line] for line in rows))
             total = f", which now has {len(rows)}" if known else ""
-            print(f"wrote {len(rows) - known} answers to {out}{total}")
+            print(f"wrote {counted(len(rows) - known, 'answer')} to {out}{total}")
     return 0
 
 
@@ -82,7 +88,7 @@ def answer_rows(arguments: Generate, rows: Mapping[int, Fields], log: "AnswerLog
     waiting = [line for line in rows if line not in answers]
     widths = [templates[line].width(engine.tokenizer) for line in waiting]
     if answers and waiting and distributed.is_first():
-        terminal.say(f"resuming after {len(answers)} answers of an earlier run")
+        terminal.say(f"resuming after {counted(len(answers), 'answer')} of an earlier run")
     size = arguments.batch_size
     with terminal.progress("answering", FIRST_NOTE) as report:
         for places in share_batches(widths, size, engine.config):
@@ -111,15 +117,18 @@ def answer_rows(arguments: Generate, rows: Mapping[int, Fields], log: "AnswerLog
 def settings_digest(arguments: Generate, rows: Mapping[int, Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
     # Not the batch size and the devices: an interrupted run may be resumed with others.
-    inputs = [
-        asdict(arguments.engine) | {"mesh": None},
-        weights,
-        arguments.chat,
-        asdict(arguments.generation),
-        arguments.seed,
-        [(line, row["prompt"]) for line, row in rows.items()],
-    ]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(
+            [
+                asdict(arguments.engine) | {"mesh": None},
+                weights,
+                arguments.chat,
+                asdict(arguments.generation),
+                arguments.seed,
+                [(line, row["prompt"]) for line, row in rows.items()],
+            ]
+        ).encode()
+    ).hexdigest()[:16]
 
 
 class AnswerLog(JsonLog):

@@ -103,20 +103,18 @@ def run_compare(arguments: Compare) -> int:
         )
     if out:
         require_new(out / "comparison.json")
-    folder = huggingface.resolve(arguments.model)
     with terminal.progress("comparing") as report:
         result = comparison.compare(
-            folder,
+            huggingface.resolve(arguments.model),
             arguments.dtype,
             arguments.workload,
             arguments.tolerance or comparison.TOLERANCES[arguments.dtype],
             on_progress=report,
         )
     document = comparison.comparison_report(result, arguments.model or "built-in model")
-    if out:
-        document.write(out, "comparison", result)
     print_report(document)
     if out:
+        document.write(out, "comparison", result)
         print(f"report: {out / 'comparison.html'}")
     # `met` is None if it could not be measured
     return 1 if document.verdicts[0].met is False else 0

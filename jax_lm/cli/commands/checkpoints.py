@@ -113,9 +113,13 @@ def run_convert(arguments: Convert) -> int:
         allow_nonfinite=arguments.allow_nonfinite,
     )
     # downloads if it is a hub id
-    source = huggingface.resolve(arguments.source)
     with terminal.progress("converting") as report:
-        done = convert(source, arguments.destination, conversion, on_progress=report)
+        done = convert(
+            huggingface.resolve(arguments.source),
+            arguments.destination,
+            conversion,
+            on_progress=report,
+        )
     # A GGUF file may hold less than the source, so its values are compared, but not logits.
     compared = "dtypes, checksums and logits" if done.format != "gguf" else "and values as stored"
     print(

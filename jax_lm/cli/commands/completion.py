@@ -36,11 +36,18 @@ compadd -- ${=options} || _files
 def run_completion(arguments: Completion) -> int:
     line = FISH if arguments.shell == "fish" else CASE
     # one line of the script for each position at which something can be completed
-    lines = [
-        line.format(before=before, star=star, words=" ".join(words))
-        for before, star, words in completions()
-    ]
-    print(SCRIPTS[arguments.shell].replace("LINES", "\n".join(lines)), end="")
+    print(
+        SCRIPTS[arguments.shell].replace(
+            "LINES",
+            "\n".join(
+                [
+                    line.format(before=before, star=star, words=" ".join(words))
+                    for before, star, words in completions()
+                ]
+            ),
+        ),
+        end="",
+    )
     return 0
 
 

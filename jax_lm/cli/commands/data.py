@@ -43,7 +43,8 @@ def run_data_show(arguments: Show) -> int:
     # a refused line counts as a sample
     for where, sample in islice(samples_of(arguments, tokenizer), arguments.limit):
         if isinstance(sample, str):
-            console.print(Text(f"{where}: refused: {printable(sample)}\n", style="red"))
+            refusal = Text(f"{where}: refused: {printable(sample)}\n", style="red")
+            console.print(refusal, soft_wrap=True)
             continue
         shown += 1
         # each learned token is masked with this probability

@@ -6,6 +6,7 @@ from time import monotonic
 
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
+from jax_lm.config import counted
 from jax_lm.evaluation.attempts import (
     Attempt,
     Evaluator,
@@ -84,7 +85,9 @@ def run_eval(arguments: Evaluate) -> int:
     # sample and execute; each attempt is appended to the journal, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
         if journal.records:
-            terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")
+            terminal.say(
+                f"resuming after {counted(len(journal.done), 'attempt')} of an earlier run"
+            )
         with terminal.progress("evaluating", FIRST_NOTE) as progress:
             # n attempts at each problem, without those of the earlier run
             for attempt in evaluator.attempts(

@@ -146,13 +146,16 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
 
 
 def run_sandbox_serve(arguments: SandboxServe) -> int:
-    local = Local(
-        arguments.executor,
-        arguments.allow_unsafe_exec,
-        arguments.workers,
-        packages=arguments.packages,
+    worker = Worker(
+        (arguments.host, arguments.port),
+        Local(
+            arguments.executor,
+            arguments.allow_unsafe_exec,
+            arguments.workers,
+            packages=arguments.packages,
+        ),
+        arguments.queue,
     )
-    worker = Worker((arguments.host, arguments.port), local, arguments.queue)
     host, port = worker.server_address[:2]
     print(f"running programs in {worker.tier} for http://{host}:{port}; Ctrl-C ends it", flush=True)
     try:

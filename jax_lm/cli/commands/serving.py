@@ -173,9 +173,10 @@ def fit_options(
     memory = math.inf
     may_use = "unknown"
     if (free := free_memory()) is not None:
-        share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
         # the weights are loaded already
-        memory = share * free + estimate_memory(planned).weights
+        memory = (HOST_SHARE if jax.default_backend() == "cpu" else 1.0) * free + estimate_memory(
+            planned
+        ).weights
         may_use = gib(memory)
     plan, need = fitting_limits(
         planned,

@@ -191,11 +191,6 @@ def run_adapt(arguments: Adapt) -> int:
         )
         lora.add_lora(model, adapters, settings.training.seed)
     # train
-    identity = {
-        "data": digest,
-        "from_scratch": arguments.from_scratch,
-        "lora": target.lora_identity,
-    }
     finished = adapt(
         model,
         rows,
@@ -203,7 +198,11 @@ def run_adapt(arguments: Adapt) -> int:
         arguments.out,
         pad_id=tokenizer.pad_id,
         trained=target.trained,
-        identity=identity,
+        identity={
+            "data": digest,
+            "from_scratch": arguments.from_scratch,
+            "lora": target.lora_identity,
+        },
     )
     write_refused(refused, arguments.out)
     return finish(target, model, finished=finished)
