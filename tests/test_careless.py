@@ -85,6 +85,8 @@ CARELESS = [
     ("bench --batch-sizes 0", "batch_sizes=(0,): must be at least 1"),
     ("bench --batch-sizes one", "--batch-sizes 'one': must be INT"),
     ("sandbox run words.txt --timeout soon", "--timeout 'soon': must be FLOAT"),
+    ("sandbox run words.txt --memory-mib 1", "memory_mib=1: must lie in [64, 2**28]"),
+    ("generate --model light --grammar json_schema:{ x", "json_schema='{': is not JSON"),
     ("completion powershell", "SHELL 'powershell': must be one of bash, zsh, fish"),
     # Models that are none.
     ("generate --model taken x", "model 'taken' is a file; expected a folder"),

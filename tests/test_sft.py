@@ -576,7 +576,7 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
         ({"max-length": 129}, "max_length=129: must be at most 128, the model's context"),
         ({"data": "absent.jsonl"}, "data='absent.jsonl' cannot be read"),
         ({"max-steps": None}, "max_steps=None: must be given"),
-        ({"held-out-share": 0.99}, "held_out_share=0.99: of 30 samples that is 30"),
+        ({"held-out-share": 0.99}, "held_out_share=0.99: holds out 30 of 30 samples"),
     ],
 )
 def test_wrong_input_is_one_line(folder, tmp_path, capsys, changes, named):

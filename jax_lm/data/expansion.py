@@ -89,7 +89,7 @@ class Expansion:
         targets, shown = merge_masks(
             np.array(middle), masked, share, self.tokenizer.token_id(EXPAND), rng
         )
-        tokens = [*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after]
+        tokens = (*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after)
         canvas = np.append(masked[shown], np.ones(excess, bool))
         # All excess masks together weigh as much as one token, however many there are.
         shares = np.append(masked[shown], [1 / max(excess, 1)] * excess)
@@ -97,7 +97,7 @@ class Expansion:
         canvas, shares = (
             tuple(np.pad(values, (len(before), len(after))).tolist()) for values in (canvas, shares)
         )
-        return Row(tuple(tokens), canvas, open=False, drawn=Drawn(level, shares))
+        return Row(tokens, canvas, open=False, drawn=Drawn(level, shares))
 
     def draw_excess(self, rng: np.random.Generator) -> int:
         """Draw the number of excess masks of a hole."""

@@ -28,9 +28,6 @@ Lines = Iterator[tuple[str, Any]]
 PART_BYTES = 2**28
 PART_ROWS = 2**17
 
-# Names of data sets on the hub: owner/name, old ones without an owner, and perhaps a revision.
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@.+)?")
-
 # The default split, and the one that `datasets` assigns to data without splits.
 WHOLE = "train"
 
@@ -268,9 +265,12 @@ def open_source(
             folder has no files of this split.
     """
     path = Path(data)
-    # `datasets` would take a missing file for a hub id.
-    is_file = path.suffix in (".jsonl", ".json", ".gz", ".parquet", ".txt", ".csv")
-    if not path.exists() and (is_file or not HUB_NAME.fullmatch(data)):
+    # `datasets` would take a missing file for a hub id: owner/name, old ones without an owner, and
+    # perhaps a revision.
+    if not path.exists() and (
+        path.suffix in (".jsonl", ".json", ".gz", ".parquet", ".txt", ".csv")
+        or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.+)?", data)
+    ):
         raise ValueError(f"data={data!r} cannot be read: there is no such file or folder")
     files = sorted(path.glob("*.jsonl"))
     if path.is_file() and path.suffix != ".parquet":

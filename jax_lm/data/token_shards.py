@@ -241,7 +241,10 @@ class TextRows:
         # 100 rows and share 0.1: rows 0 to 9 of the fixed order are held out, 10 to 99 are learnt.
         count = round(share * self.count)
         if not 0 < count < self.count:
-            raise ValueError(f"held_out_share={share}: of {self.count} rows that is {count}")
+            raise ValueError(
+                f"held_out_share={share}: holds out {count} of {self.count} rows; some must be held "
+                "out, and some learnt"
+            )
         return replace(self, first=count, count=self.count - count), replace(self, count=count)
 
     def start(self, epoch: int) -> int:

@@ -9,7 +9,7 @@ engine's thread and the event loop never wait for each other. Knows no JAX.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import product
@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Names
 from jax_lm.options import PRESETS
 from jax_lm.serving import jobs, schemas
 from jax_lm.serving.chat import ChatBody, DenoiseBody, DetokenizeBody, ResponsesBody, TokenizeBody
@@ -71,7 +71,7 @@ class ServerSettings:
     """
 
     model: str
-    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapters: Names = field(default_factory=dict)
     notice: str = ""
     logs_prompts: bool = False
     defaults: Fields = field(default_factory=dict)
@@ -433,7 +433,7 @@ class Server:
             "chat_template": self.tokenizer.chat_template,
         }
 
-    async def version(self) -> dict[str, str]:
+    async def version(self) -> Names:
         """Return the version of this package."""
         return {"version": version("jax-diffucoder")}
 

@@ -239,8 +239,10 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether the engine runs, and no request is so far beyond its deadline that a call must hang."""
-        hangs = any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
-        return not (hangs or self.stopped.is_set())
+        return not (
+            self.stopped.is_set()
+            or any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
+        )
 
     @property
     def waits_for(self) -> str | None:
@@ -286,5 +288,5 @@ class Engine:
         self.stopped.set()
         self.metrics.ready.set(0)
         # no worker will deliver these, and their clients would wait forever
-        for job in self.queue.clear():
-            job.deliver(job.ending(self.queue.refusal))
+        self.queue.close(0.0)
+        self.give_up()

@@ -47,14 +47,16 @@ def completion_logprobs(tokens: Commits, count: int) -> Fields:
             none are listed.
     """
     # OpenAI's lists of top tokens include the chosen token
-    top_logprobs = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
+    top_logprobs = [
+        {token_name(each): each.value for each in token.logprobs} or None for token in tokens
+    ]
     # Tokens "ab", the first byte of "é", the second, "c" begin at 0, 2, 2, 3.
     decode = getincrementaldecoder("utf-8")("replace").decode
     ends = accumulate((len(decode(token.content)) for token in tokens), initial=0)
     return {
         "tokens": [*map(token_name, tokens)],
         "token_logprobs": [token.logprobs[0].value if token.logprobs else None for token in tokens],
-        "top_logprobs": [top or None for top in top_logprobs] if count else None,
+        "top_logprobs": top_logprobs if count else None,
         "text_offset": list(ends)[:-1],
         "confidences": [token.confidence for token in tokens],
         "commit_steps": [token.step for token in tokens],

@@ -179,8 +179,11 @@ class EngineWorker:
 
     def is_compiling_for(self, job: Job) -> bool:
         """Whether a job waits for its own program while one is being compiled."""
-        is_waiting = job.started is None and self.compilations.thread.is_alive()
-        return is_waiting and not next(self.fitting(job.sequence)).is_compiled
+        return (
+            job.started is None
+            and self.compilations.thread.is_alive()
+            and not next(self.fitting(job.sequence)).is_compiled
+        )
 
     def admit(self):
         """Move waiting sequences to slots, in order of arrival."""

@@ -313,7 +313,10 @@ def split(count: int, share: float, seed: int) -> tuple[Indices, ...]:
         return (np.arange(count),)
     held_out = round(share * count)
     if not 0 < held_out < count:
-        raise ValueError(f"held_out_share={share}: of {count} samples that is {held_out}")
+        raise ValueError(
+            f"held_out_share={share}: holds out {held_out} of {count} samples; some must be held "
+            "out, and some learnt"
+        )
     # 10 samples and share 0.2: the first 2 of the shuffled numbers are held out.
     order = np.random.default_rng((seed, HELD_OUT_SEED)).permutation(count)
     return order[held_out:], order[:held_out]

@@ -43,8 +43,9 @@ def run_data_show(arguments: Show) -> int:
     # a refused line counts as a sample
     for where, sample in islice(samples_of(arguments, tokenizer), arguments.limit):
         if isinstance(sample, str):
-            refusal = Text(f"{where}: refused: {printable(sample)}\n", style="red")
-            console.print(refusal, soft_wrap=True)
+            console.print(
+                Text(f"{where}: refused: {printable(sample)}\n", style="red"), soft_wrap=True
+            )
             continue
         shown += 1
         # each learned token is masked with this probability

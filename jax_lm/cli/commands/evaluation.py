@@ -161,9 +161,7 @@ def run_analyze(arguments: Analyze) -> int:
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )
     alg = analysis_options(engine, generation).alg
-    steps = "as few steps as the commit rule takes"
-    if generation.steps:
-        steps = f"{generation.steps} steps"
+    steps = f"{generation.steps} steps" if generation.steps else "as few steps as the rule takes"
     decoding = f"{length} positions in {steps}, {alg}, seed {arguments.seed}"
     if analysis["ordered_by_confidence"]:
         decoding += "; positions of one step are ordered by confidence, the paper does not define their order"

@@ -10,6 +10,7 @@ from pathlib import Path
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
 from jax_lm.cli.commands.watching import watch
+from jax_lm.grammar import find_grammar
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
@@ -30,6 +31,9 @@ def run_generate(arguments: Generate) -> int:
         Template.parse(given, options.max_new_tokens)
     elif HOLE.search(given) and not arguments.chat:
         terminal.say("warning: <|hole|> is text in a prompt; it is filled in a --file")
+    # So is a grammar that cannot be prepared.
+    if options.grammar:
+        find_grammar(options.grammar)
     # This must come before the first use of JAX.
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts and arguments.out:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.serving import Serve
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Names
 from jax_lm.host import terminal
 from jax_lm.host.memory import free_memory
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
@@ -126,7 +126,7 @@ def given_fields(arguments: Serve, names: Iterable[str]) -> Fields:
     return {name: value for name in names if (value := getattr(arguments, name)) not in (None, ())}
 
 
-def parse_adapters(texts: Sequence[str], model: str) -> dict[str, str]:
+def parse_adapters(texts: Sequence[str], model: str) -> Names:
     """Parse `name=folder` texts. Raises ValueError for one that is malformed, or not unique."""
     adapters = {}
     for text in texts:
