@@ -100,6 +100,7 @@ CARELESS = [
     ("generate --model light --preset fast x", "preset='fast': must be 'exact'"),
     ("eval builtin --model light --preset fast --limit 1 --out o", "preset='fast': must be 'exact'"),
     ("generate --prompts good.jsonl --out o --model light --preset fast", "preset='fast': must be 'exact'"),
+    ("eval builtin --growth on --limit 1 --out o", "growth='on': this checkpoint has no <|expand|> token"),
     ("info --max-length 5000", "max_length=5000: must be at most 512, the model's context"),
     ("plan --topology h100:1 --model-config 7b --max-length 500000", "max_length=500000: must be at most 131072"),
     ("plan --topology h100:1 --model-config 7b --cache causal", "cache='causal': with several blocks at once"),

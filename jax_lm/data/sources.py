@@ -309,8 +309,8 @@ def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
         words = set(re.split(r"[-._ \d]+", file.stem))
         split = next((split for word, split in SPLIT_WORDS.items() if word in words), "")
         groups.setdefault(split, []).append(file)
-    if groups.keys() - {""} and "" in groups:
-        named, other = (next(iter(group)).name for group in (groups[max(groups)], groups[""]))
+    if len(groups) > 1 and "" in groups:
+        named, other = (group[0].name for group in (groups[max(groups)], groups[""]))
         raise ValueError(
             f"data={str(files[0].parent)!r}: {named} has the name of a split and {other} has not; "
             "name all files by train, validation or test, or none"

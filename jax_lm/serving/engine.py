@@ -279,9 +279,10 @@ class Engine:
             self.failure = failure
             self.queue.refusal = "engine_failed"
             # the operator can fix a lack of memory; everything else is a defect, with its traceback
-            is_known = isinstance(failure, OutOfMemoryError)
             logger.critical(
-                "the engine failed: %s", failure, exc_info=None if is_known else failure
+                "the engine failed: %s",
+                failure,
+                exc_info=None if isinstance(failure, OutOfMemoryError) else failure,
             )
         if failure is None and any(worker.is_ready for worker in self.workers):
             return

@@ -49,8 +49,7 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     if is_writer:
         require_writable(out.parent)
     # a line may be a prompt itself, or an object that holds one: {"line 3": …} -> {3: …}
-    prompts = open_prompts(source, plain=True)
-    rows = {int(where.split()[-1]): row for where, row in prompts.items()}
+    rows = {int(where.split()[-1]): row for where, row in open_prompts(source, plain=True).items()}
     log = AnswerLog(
         out,
         settings_digest(
@@ -186,7 +185,7 @@ def prompt_templates(
         ValueError: an option does not fit the model, or a prompt and its answer exceed the context;
             the message names the first one.
     """
-    engine.fit(arguments.generation)
+    engine.is_growing(engine.fit(arguments.generation))
     length = arguments.generation.max_new_tokens
     context = engine.config.max_position_embeddings
     for line, row in rows.items():

@@ -58,7 +58,7 @@ def run_eval(arguments: Evaluate) -> int:
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # refuse options that do not fit the model before the weights are loaded
-        before_weights=lambda engine: engine.fit(arguments.generation),
+        before_weights=lambda engine: engine.is_growing(engine.fit(arguments.generation)),
     )
     evaluator = Evaluator(
         engine=engine,
