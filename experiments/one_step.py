@@ -110,7 +110,7 @@ class Task:
         self.sampler = Sampler(self.model)
         self.rewards = weighted_sum({"completed_code": 1.0})
         self.train, held_out = (
-            PromptSet.of(open_prompts(folder / f"{name}-4.jsonl"), self.tokenizer, 96)
+            PromptSet.of([*open_prompts(folder / f"{name}-4.jsonl").values()], self.tokenizer, 96)
             for name in ("train", "dev")
         )
         self.width = max(self.train.width, held_out.width)

@@ -47,7 +47,7 @@ def measure(model: Path, folder: Path) -> dict[str, list[int]]:
     task = Task(folder, OLD_TASKS)
     policy = DreamForCausalLM.from_pretrained(model, dtype=jnp.float32)
     params = Sampler(policy).params
-    asked = open_prompts(folder / "test-4.jsonl")
+    asked = [*open_prompts(folder / "test-4.jsonl").values()]
     tested = PromptSet.of(asked, task.tokenizer, MAX_PROMPT).prompts[:TESTED]
     corpus = [task_prompt(each) for each in load_tasks(2 * OLD_TASKS)]
     old = PromptSet.of(corpus, task.tokenizer, MAX_PROMPT).prompts[:OLD_TASKS]

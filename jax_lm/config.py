@@ -95,6 +95,11 @@ def read_table(module: str, name: str) -> Fields:
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a number of things: 1 row, 2 rows."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 TABLE = read_table(__file__, "families.toml")
 
 
@@ -281,6 +286,13 @@ class DreamConfig:
             kind = "needs" if block is None else "has no"
             raise ValueError(f"config block_size={block}: {self.family.name} {kind} blocks")
         require("is_causal", self.is_causal in (None, self.family.is_causal), "fit its family")
+
+    def require_context(self, name: str, tokens: int):
+        """Raise ValueError if a setting asks for more tokens than the model holds."""
+        if tokens > self.max_position_embeddings:
+            raise ValueError(
+                f"{name}={tokens}: must be at most {self.max_position_embeddings}, the model's context"
+            )
 
     @property
     def head_dim(self) -> int:

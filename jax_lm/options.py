@@ -34,6 +34,8 @@ CHOICES = {"commit": COMMIT_RULES, "cache": CACHES, "first_token": ("rule", "for
 BLOCK_LENGTH = 32
 # The value of `block_length` for one block that covers the whole canvas.
 WHOLE_CANVAS = 0
+# Largest temperature, at which all candidates are as likely.
+MAX_TEMPERATURE = 1e6
 # Largest `draft` or `lookahead`: the number of additional canvases per forward pass.
 MAX_DRAFT = 32
 # An expression or a schema follows the names that end in a colon.
@@ -432,7 +434,9 @@ class GenerationOptions:
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
         require_sizes(self, "max_new_tokens", "tokens_per_step", "num_steps", "top_k")
-        require_at_least_zero(self, "temperature", "alg_temp")
+        # beyond float32, logits would not be finite
+        rule = f"must lie in [0, {MAX_TEMPERATURE:g}]"
+        require(rule, lambda value: 0 <= value <= MAX_TEMPERATURE, self, "temperature", "alg_temp")
         require_upper_shares(self, "top_p")
         require_shares(self, "min_p")
         require_counts(self, "draft", "lookahead")

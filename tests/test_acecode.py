@@ -141,6 +141,6 @@ def test_bad_rows_are_counted_and_named(data, rows, tmp_path, caplog):
 
 def test_file_without_problems_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match=r"holds no problem of AceCode \(1 lines refused\)"):
+    with pytest.raises(ValueError, match=r"holds no problem of AceCode \(1 line refused\)"):
         prepare_acecode(tmp_path / "a.jsonl", tmp_path / "out.jsonl", "hard")
     assert not (tmp_path / "out.jsonl").exists()

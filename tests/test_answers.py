@@ -68,6 +68,18 @@ def test_every_line_is_answered_whatever_the_batch(files, capsys, tiny_inference
     assert capsys.readouterr().out.startswith("wrote 0 answers")
 
 
+def test_an_answer_has_the_line_of_its_prompt_in_the_file(files):
+    _, written = answer(files)
+    lines = files[0].read_text().splitlines()
+    files[0].write_text("\n\n".join(lines) + "\n")
+    status, _ = answer(files)
+    assert status == 2
+    files[1].unlink()
+    _, spaced = answer(files)
+    assert [row["line"] for row in written] == [1, 2, 3, 4, 5]
+    assert [row["line"] for row in spaced] == [1, 3, 5, 7, 9]
+
+
 def test_other_hosts_compute_the_answers_and_write_nothing(files, capsys, monkeypatch):
     monkeypatch.setattr("jax_lm.host.distributed.is_first", lambda: False)
     assert answer(files) == (0, [])
@@ -89,7 +101,7 @@ def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cu
     )
     status, again = answer(files)
     assert (status, again) == (0, whole)
-    assert sorted(seen) == [0, 2, 4]
+    assert sorted(seen) == [1, 3, 5]
     assert "resuming after 2 answers" in capsys.readouterr().err
 
 
@@ -105,9 +117,13 @@ def test_two_runs_do_not_write_one_file(files, capsys):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"line": 1, "run": "another"}\n', "has answers to other prompts or with other settings"),
+        (
+            '{"line": 1, "prompt": "", "completion": "", "run": "another"}\n',
+            "has answers to other prompts or with other settings",
+        ),
         ("my thesis\n", "line 1 is not an answer of this command"),
         ("[]\n", "line 1 is not an answer of this command"),
+        ('{"line": 1}\n', "line 1 is not an answer of this command"),
         # A line without a line end may be an answer that a kill cut off, but these are none.
         ("my thesis", "its last line is not an answer of this command"),
         ('{"score": 1}', "its last line is not an answer of this command"),
@@ -126,10 +142,10 @@ def test_nothing_foreign_is_overwritten(files, capsys, content, said):
 
 def test_answers_with_line_separators_of_unicode_are_read_back(tmp_path):
     """They end no line of JSON Lines, and are written as they are."""
-    lines = [{"line": n, "completion": "a\u2028b\x85c", "run": "r"} for n in (1, 2)]
+    lines = [{"line": n, "prompt": "", "completion": "a\u2028b\x85c", "run": "r"} for n in (1, 2)]
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    assert answers.AnswerLog(path, "r").answers == dict(enumerate(lines))
+    assert answers.AnswerLog(path, "r").answers == dict(enumerate(lines, 1))
 
 
 def test_the_folder_of_the_answers_is_made(files, capsys, tmp_path):
@@ -172,7 +188,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_answered(files, 
         file.write(json.dumps("x " * 600) + "\n")
     status, written = answer(files)
     assert (status, written) == (2, [])
-    assert "prompts.jsonl: prompt 6: prompt and new tokens take" in capsys.readouterr().err
+    assert "prompts.jsonl: line 6: prompt and new tokens take" in capsys.readouterr().err
 
 
 def test_a_refusal_leaves_no_file(files, capsys, tiny_inference):

@@ -146,6 +146,35 @@ def test_no_tokens_with_echo_are_the_prompts_alone(client, engine, streams):
         client.completions.create(prompt=PROMPT * 20, echo=True, **options)
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_answers_of_no_tokens_are_as_many_as_others_at_most(client, logprobs):
+    options = COMPLETION | {"max_tokens": 0, "echo": True, "logprobs": logprobs}
+    with pytest.raises(openai.BadRequestError, match="26 completions at once: at most 12"):
+        client.completions.create(prompt=["x"] * 13, n=2, **options)
+
+
+def test_scores_do_not_keep_requests_with_a_grammar_waiting(address, monkeypatch):
+    begun = threading.Event()
+    release = threading.Event()
+
+    def score(*_):
+        begun.set()
+        assert release.wait(30)
+        return ()
+
+    monkeypatch.setattr(api, "score", score)
+    scored = {"model": "tiny", "prompt": "x", "max_tokens": 0, "echo": True, "logprobs": 0}
+    waiting = threading.Thread(target=call, args=(address, "POST", "/v1/completions", scored))
+    waiting.start()
+    try:
+        assert begun.wait(30)
+        body = COMPLETION | {"prompt": "{", "grammar": "python", "max_tokens": 1}
+        assert call(address, "POST", "/v1/completions", body)[0] == 200
+    finally:
+        release.set()
+        waiting.join()
+
+
 def test_filters_act(client, tiny_inference):
     """One candidate is the likeliest token, however it is asked for."""
     options = GenerationOptions(max_new_tokens=24, temperature=1.0, top_k=1)
@@ -331,6 +360,22 @@ def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
     status, _, body = call(
         address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | fields
     )
+    assert (status, body["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content=5: must be a text or a list of parts",
+        ),
+        ("/v1/responses", {"input": 5}, "input=5: must be a text or a list of messages"),
+    ],
+)
+def test_texts_that_are_none_are_refused_by_their_field(address, path, fields, message):
+    status, _, body = call(address, "POST", path, {"model": "tiny"} | fields)
     assert (status, body["error"]["message"]) == (400, message)
 
 

@@ -85,6 +85,8 @@ CARELESS = [
     ("bench --batch-sizes 0", "batch_sizes=(0,): must be at least 1"),
     ("bench --batch-sizes one", "--batch-sizes 'one': must be INT"),
     ("sandbox run words.txt --timeout soon", "--timeout 'soon': must be FLOAT"),
+    ("sandbox run words.txt --memory-mib 1", "memory_mib=1: must lie in [64, 2**28]"),
+    ("generate --model light --grammar json_schema:{ x", "json_schema='{': is not JSON"),
     ("completion powershell", "SHELL 'powershell': must be one of bash, zsh, fish"),
     # Models that are none.
     ("generate --model taken x", "model 'taken' is a file; expected a folder"),
@@ -96,6 +98,14 @@ CARELESS = [
     ("info --model gpt", "config model_type='gpt2'"),
     ("generate --model qwen --preset fast x", "preset='fast': must be 'exact' as this model is autoregressive"),
     ("generate --model light --preset fast x", "preset='fast': must be 'exact'"),
+    ("eval builtin --model light --preset fast --limit 1 --out o", "preset='fast': must be 'exact'"),
+    ("generate --prompts good.jsonl --out o --model light --preset fast", "preset='fast': must be 'exact'"),
+    ("eval builtin --growth on --limit 1 --out o", "growth='on': this checkpoint has no <|expand|> token"),
+    ("info --max-length 5000", "max_length=5000: must be at most 512, the model's context"),
+    ("plan --topology h100:1 --model-config 7b --max-length 500000", "max_length=500000: must be at most 131072"),
+    ("plan --topology h100:1 --model-config 7b --cache causal", "cache='causal': with several blocks at once"),
+    ("data show ./nope", "data='./nope' cannot be read: there is no such file or folder"),
+    ("data show words.csv", "data='words.csv' cannot be read: there is no such file or folder"),
     ("analyze --model light --limit 1 --out o", "as this model is autoregressive"),
     ("verify absent", "model 'absent'"),
     ("models --delete me/nothing", "delete='me/nothing': not in the hub's cache"),
@@ -234,6 +244,20 @@ def test_weights_that_are_not_finite_are_named_by_every_command(seat, capsys, co
     line = one_line(capsys)
     assert f"{name!r} in" in line
     assert "holds 2 numbers that are NaN or infinite" in line
+    assert not (seat / "new").exists()
+
+
+def test_numbers_beyond_float16_are_called_infinite_in_float16(seat, capsys):
+    (seat / "large").mkdir()
+    for path in (seat / "builtin").iterdir():
+        (seat / "large" / path.name).symlink_to(path)
+    tensors = load_file(seat / "builtin" / "model.safetensors")
+    name = "model.norm.weight"
+    tensors[name] = np.full_like(tensors[name], 1e5)
+    (seat / "large" / "model.safetensors").unlink()
+    save_file(tensors, seat / "large" / "model.safetensors", metadata={"format": "pt"})
+    assert cli.main(["convert", "large", "new", "--dtype", "float16"]) == 2
+    assert "numbers that are NaN or infinite in float16" in one_line(capsys)
     assert not (seat / "new").exists()
 
 

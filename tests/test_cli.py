@@ -286,7 +286,7 @@ def test_options_of_one_prompt_are_refused_with_a_file(capsys):
     for option in ("--stats", "--only-new", "--json"):
         status, _, err = run(capsys, "generate", "--prompts", "p.jsonl", "--out", "o.jsonl", option)
         assert status == 2
-        assert "are for one prompt" in err
+        assert f"{option[2:].replace('-', '_')}=True: must be False with prompts" in err
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])

@@ -117,7 +117,7 @@ def test_bad_rows_are_counted_and_named(tokenizer, tmp_path, caplog):
     ):  # fmt: skip
         assert part in reasons[f"line {line}"], line
     [message] = caplog.messages
-    assert "1 samples, 11 refused (line 2: " in message
+    assert "1 sample, 11 refused (line 2: " in message
     assert "and 8 more" in message
 
 

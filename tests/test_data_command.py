@@ -313,3 +313,15 @@ def test_columns_of_the_other_kind_are_refused(file, capsys):
     assert (status, len(err.splitlines())) == (2, 1)
     assert "messages_column='chat': kind=text has no such column" in err
     assert show(capsys, path, "--text-column", "body")[0] == 2
+
+
+def test_a_tokenised_folder_is_named_as_one(tmp_path, capsys):
+    data = tmp_path / "chat.jsonl"
+    data.write_text('{"prompt": "a", "response": "b"}\n')
+    out = str(tmp_path / "tokens")
+    words = ["data", "tokenize", "--data", str(data), "--model", "builtin", "--out", out]
+    assert cli.main([*words, "--kind", "conversations"]) == 0
+    # of one thing there is no plural
+    assert "1 sample, 3 tokens, 0 lines refused" in capsys.readouterr().out
+    assert cli.main(["data", "show", out]) == 2
+    assert "is tokenised: only adapt and sft read such a folder" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_tests_that_cannot_be_read_are_named_before_training(capsys, tmp_path):
     words = ["grpo", "--out", str(tmp_path / "run"), "--data", str(data)]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
-    assert f"data={data}: prompt 2: column 'input_output' must hold data or JSON, not '{{'" in error
+    assert f"data={data}: line 2: column 'input_output' must hold data or JSON, not '{{'" in error
     assert len(error.splitlines()) == 1
 
 

@@ -26,6 +26,8 @@ from jax_lm.options import DEFAULTS, PRESETS, Decoding, GenerationOptions
         ({"min_p": 1.1}, "min_p=1.1"),
         ({"min_p": float("nan")}, "min_p=nan"),
         ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": 1e300}, r"temperature=1e\+300: must lie in \[0, 1e\+06\]"),
+        ({"alg_temp": float("inf")}, r"alg_temp=inf: must lie in \[0, 1e\+06\]"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"alg_temp": -1.0}, "alg_temp=-1.0"),
     ],
@@ -61,8 +63,8 @@ def test_numbers_of_numpy_are_numbers_and_other_types_are_named():
         "top_k=(): must be at least 1",
         "max_new_tokens=16.0: must be at least 1; 'float' object cannot be interpreted as an integer",
         "num_steps='8': must be at least 1; 'str' object cannot be interpreted as an integer",
-        "temperature='1': must not be negative; "
-        "'>=' not supported between instances of 'str' and 'int'",
+        "temperature='1': must lie in [0, 1e+06]; "
+        "'<=' not supported between instances of 'int' and 'str'",
         "'NoneType' object cannot be interpreted as an integer",
     ]
 

@@ -18,7 +18,8 @@ def test_rows_of_a_file(tmp_path):
         {"prompt": [{"role": "user", "content": "c", "name": "n"}]},
     ]
     path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    assert open_prompts(path) == rows
+    # a blank line is a line
+    assert open_prompts(path) == dict(zip(["line 1", "line 3", "line 5"], rows, strict=True))
 
 
 ROWS = [{"prompt": "a", "test_cases": ["assert True"]}, {"prompt": "b\u2028c", "test_cases": []}]
@@ -32,7 +33,7 @@ def test_lines_and_arrays_give_the_same_rows(tmp_path, name):
     path.write_text(
         f"[{', '.join(texts)}]" if name == "array.json" else "\n".join(texts), encoding="utf-8"
     )
-    assert open_prompts(str(path), **WHOLE) == ROWS
+    assert [*open_prompts(str(path), **WHOLE).values()] == ROWS
     with pytest.raises(ValueError, match=r"split='test': data=.* has no splits"):
         open_prompts(str(path), split="test", subset=None)
 
@@ -43,7 +44,7 @@ def test_a_compressed_file_gives_the_rows_of_its_text(tmp_path, name):
     rows = [{"prompt": f"{number} " + "x" * number} for number in range(300)]
     packed = gzip.compress("\n".join(map(json.dumps, rows)).encode())
     path.write_bytes(packed)
-    assert open_prompts(path) == rows
+    assert [*open_prompts(path).values()] == rows
     # one part, however many are asked for: a part is a range of bytes
     assert open_source(str(path), 4).parts == 1
     path.write_bytes(packed[:-20])
@@ -57,7 +58,8 @@ def test_a_compressed_file_gives_the_rows_of_its_text(tmp_path, name):
 def test_columns_are_given_our_names(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "a", "tests": ["assert True"], "response": "r"}) + "\n")
-    (row,) = open_prompts(str(path), (("prompt", "question"), ("test_cases", "tests")), **WHOLE)
+    columns = (("prompt", "question"), ("test_cases", "tests"))
+    (row,) = open_prompts(str(path), columns, **WHOLE).values()
     assert (row["prompt"], row["test_cases"], row["response"]) == ("a", ["assert True"], "r")
     with pytest.raises(
         ValueError, match="line 1: has no column 'q', only question, tests, response"
@@ -70,7 +72,8 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": prompt}) + "\n")
 
     def prompts(split):
-        return [row["prompt"] for row in open_prompts(str(tmp_path), split=split, subset=None)]
+        rows = open_prompts(str(tmp_path), split=split, subset=None)
+        return [row["prompt"] for row in rows.values()]
 
     assert [prompts(split) for split in ("train", "test", "validation")] == [
         ["a", "b"],

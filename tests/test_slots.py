@@ -35,6 +35,10 @@ LONGEST = 11
 
 
 class Unhurried(Pace):
+    def __init__(self):
+        super().__init__()
+        self.fixed_rows = 10**6
+
     """All steps that are asked for in one call, and as many sequences as possible."""
 
     def steps(self, rows, most):
@@ -52,7 +56,7 @@ def batches(golden_sampler):
             count=4,
             sizes=(1, 4),
             stop_ids=(STOP,),
-            pace=Unhurried(10**6),
+            pace=Unhurried(),
         )
         for cached in (False, True)
     }

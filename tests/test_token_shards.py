@@ -100,7 +100,7 @@ def test_held_out_rows_are_not_learnt(shards):
     assert not parts[0] & parts[1]
     assert sorted(parts[0] | parts[1]) == list(range(0, shards.tokens, 4))
     assert TextRows.of(shards, 4, seed=1).split(0.3)[1].rows(0, 3) != held_out.rows(0, 3)
-    with pytest.raises(ValueError, match=r"held_out_share=0.99: of 18 rows that is 18"):
+    with pytest.raises(ValueError, match=r"held_out_share=0.99: holds out 18 of 18 rows"):
         TextRows.of(shards, 4, seed=0).split(0.99)
 
 

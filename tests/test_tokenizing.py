@@ -20,6 +20,7 @@ from jax_lm.data.conversations import conversation_rows, read_samples, text_rows
 from jax_lm.data.sources import lines_from
 from jax_lm.data.token_shards import TextRows, TokenShards
 from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.reports.run_folder import exclusive
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 WORDS = (
@@ -222,15 +223,22 @@ def test_other_data_are_not_added_to_a_folder(folder, whole, capsys, data, chang
     assert contents(whole) == before
 
 
+def test_two_runs_do_not_write_one_folder(folder, tmp_path, capsys):
+    with exclusive(tmp_path / "out"):
+        assert main(command(folder, tmp_path / "out", "texts")) == 2
+        assert "another run is writing there" in capsys.readouterr().err
+        assert contents(tmp_path / "out") == {".lock": b""}
+
+
 @pytest.mark.parametrize(
-    ("text", "said"), [('{"x": 1}\n', ", 1 lines refused; line 1: has no text"), ("", ", 0 lines")]
+    ("text", "said"), [('{"x": 1}\n', ", 1 line refused; line 1: has no text"), ("", ", 0 lines")]
 )
 def test_data_without_a_usable_line_are_refused(text, said, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text(text)
     assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 2
     assert f"0 samples, 0 tokens{said}" in capsys.readouterr().err
     # The same command with better data finds nothing in its way.
-    assert contents(tmp_path / "out") == {}
+    assert contents(tmp_path / "out") == {".lock": b""}
     (tmp_path / "bad.jsonl").write_text('{"text": "def f(): pass"}\n')
     assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 0
 

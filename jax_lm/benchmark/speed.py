@@ -85,7 +85,7 @@ def time_forwards(
         cache), `refresh` (all of them, into the cache) and `window` (those of a block's steps); of
         an autoregressive model `prompt` and `step`. `rows` are recomputed in each sequence,
         `head_rows` of them with logits. `overhead` is the share of the step that is not the forward
-        pass: filters, draw, selection, bookkeeping. `bound` is the limit that sets `bound_seconds`:
+        pass: filters, draw, selection, bookkeeping; 0 where noise hides it. `bound` is the limit that sets `bound_seconds`:
         compute or memory. `roofline` is the share of the machine's limits that the forward pass
         reaches.
     """
@@ -134,7 +134,7 @@ def time_forwards(
                     **sizes,
                     "seconds": seconds,
                     "step_seconds": step_seconds,
-                    "overhead": 1 - seconds / step_seconds,
+                    "overhead": max(1 - seconds / step_seconds, 0.0),
                     "bound_seconds": cost.seconds(limits),
                     "bound": cost.limit(limits),
                     "roofline": cost.seconds(limits) / seconds,

@@ -236,7 +236,7 @@ def require_finite(name: str, path: Path, array: Array):
     # would wait for each other for ever.
     if jnp.issubdtype(array.dtype, jnp.floating) and (count := int(count_nonfinite(array))):
         raise CheckpointError(
-            f"{name!r} in {path} holds {count} numbers that are NaN or infinite: "
+            f"{name!r} in {path} holds {count} numbers that are NaN or infinite in {array.dtype}: "
             "every output would be wrong. `generate` and `convert` load it with --allow-nonfinite"
         )
 

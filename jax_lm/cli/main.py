@@ -30,6 +30,8 @@ options:
   --version  print the version
   --debug    with any command: show tracebacks
 """
+# The words of a command line.
+Words = list[str]
 # First words of two-word commands: data, parity, sandbox.
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
@@ -39,15 +41,16 @@ def overview(group: str = "") -> str:
     width = max(map(len, COMMANDS))
     # The group "data" selects "data show". Without a group, every name starts with the empty
     # prefix.
-    lines = (
-        f"  {name:{width}}  {entry.summary}\n"
-        for name, entry in COMMANDS.items()
-        if name.startswith(f"{group} ".lstrip())
+    return OVERVIEW.format(
+        commands="".join(
+            f"  {name:{width}}  {entry.summary}\n"
+            for name, entry in COMMANDS.items()
+            if name.startswith(f"{group} ".lstrip())
+        )
     )
-    return OVERVIEW.format(commands="".join(lines))
 
 
-def split_command(words: list[str]) -> tuple[str, list[str]]:
+def split_command(words: Words) -> tuple[str, Words]:
     """Return the command (one or two words) at the beginning of `words`, and the remaining words.
 
     Raises:
@@ -62,7 +65,7 @@ def split_command(words: list[str]) -> tuple[str, list[str]]:
     raise not_one_of("command", " ".join(words[:2] if group else words[:1]), group or COMMANDS)
 
 
-def parse(words: list[str]) -> Any:
+def parse(words: Words) -> Any:
     """Parse the arguments of a command without running it.
 
     Raises:
@@ -72,7 +75,7 @@ def parse(words: list[str]) -> Any:
     return parsing.parse_words(COMMANDS[name].arguments, rest, name)
 
 
-def run(words: list[str]) -> int:
+def run(words: Words) -> int:
     """Run a command, or print its help. Returns the exit status."""
     name, rest = split_command(words)
     # Help comes before parsing, so that --help works even with invalid options.
@@ -87,7 +90,7 @@ def run(words: list[str]) -> int:
     )(arguments)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Words | None = None) -> int:
     """Parse and run the command line. Returns the exit status.
 
     `--debug`, anywhere before `--`, shows tracebacks. `help` and `version` are accepted for

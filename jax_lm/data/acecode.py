@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from jax_lm.config import Fields, Floats
+from jax_lm.config import Fields, Floats, counted
 from jax_lm.data.columns import BadRowError, has_form
 from jax_lm.data.conversations import convert_lines
 from jax_lm.data.sources import open_source
@@ -80,8 +80,12 @@ def select_difficulty(
         "medium": (means > low) & (means < high),
         "easy": means >= high,
     }[difficulty]
-    chosen = belongs & (deviations >= np.percentile(deviations, LEAST_DEVIATION))
-    return [problems[index] for index in np.flatnonzero(chosen).tolist()]
+    return [
+        problems[index]
+        for index in np.flatnonzero(
+            belongs & (deviations >= np.percentile(deviations, LEAST_DEVIATION))
+        ).tolist()
+    ]
 
 
 def rewrite_as_header(problem: AceCodeProblem) -> str | None:
@@ -107,9 +111,11 @@ def rewrite_as_header(problem: AceCodeProblem) -> str | None:
 def problem_prompts(problem: AceCodeProblem) -> list[Fields]:
     """Return the prompts of a problem: the question, and its rewritten form where there is one."""
     # One or two prompts with the same tests.
-    texts = [problem.fields["question"], *filter(None, [rewrite_as_header(problem)])]
     columns = {name: problem.fields[name] for name in ("test_cases", "id", "source")}
-    return [{"prompt": [{"role": "user", "content": text}], **columns} for text in texts]
+    return [
+        {"prompt": [{"role": "user", "content": text}], **columns}
+        for text in [problem.fields["question"], *filter(None, [rewrite_as_header(problem)])]
+    ]
 
 
 def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
@@ -131,12 +137,12 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
             problems.append(problem)
     if not problems:
         raise ValueError(
-            f"data={str(data)!r}: holds no problem of AceCode ({refused} lines refused)"
+            f"data={str(data)!r}: holds no problem of AceCode ({counted(refused, 'line')} refused)"
         )
     chosen = select_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
     write_rows_whole(out, rows)
     return (
         f"{out}: {len(rows)} prompts of {len(chosen)} {difficulty} problems, "
-        f"from {len(problems)} in {data} ({refused} lines refused)"
+        f"from {len(problems)} in {data} ({counted(refused, 'line')} refused)"
     )

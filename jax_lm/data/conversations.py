@@ -24,19 +24,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, counted
 from jax_lm.data.batches import Row
 from jax_lm.data.columns import (
     PLAIN_FORM,
     BadRowError,
     Columns,
     ConversationForm,
+    Kind,
     mapped_columns,
     parse_turn,
     row_fields,
 )
 from jax_lm.data.sources import WHOLE, Lines, open_source
-from jax_lm.data.token_shards import Kind
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenIds, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Samples:
         """Return a summary: numbers of samples and refused lines, and the first refused ones."""
         named = "; ".join(f"{where}: {reason}" for where, reason in self.refused[:NAMED])
         more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
-        return f"{data}: {len(self.rows)} samples, {len(self.refused)} refused" + (
+        return f"{data}: {counted(len(self.rows), 'sample')}, {len(self.refused)} refused" + (
             f" ({named}{more})" if named else ""
         )
 
@@ -94,9 +94,10 @@ def read_samples(
     Raises:
         ValueError: it cannot be read, or no line of it can be used.
     """
-    source = open_source(str(data), 1, split=split, subset=subset)
     samples = Samples([], [])
-    for where, rows in convert_lines(source.read(0), to_rows):
+    for where, rows in convert_lines(
+        open_source(str(data), 1, split=split, subset=subset).read(0), to_rows
+    ):
         if isinstance(rows, ValueError):
             samples.refused.append((where, str(rows)))
         else:
@@ -128,8 +129,9 @@ def rows_reader(
     form: ConversationForm = PLAIN_FORM,
 ) -> ToRows:
     """Return the function that converts a line's fields to samples; `columns` maps their names."""
-    conversations = partial(conversation_rows, form=form)
-    to_rows = {"text": text_rows, "conversations": conversations}[kind](tokenizer, max_length)
+    to_rows = {"text": text_rows, "conversations": partial(conversation_rows, form=form)}[kind](
+        tokenizer, max_length
+    )
     return lambda fields: to_rows(rename_columns(fields, columns))
 
 
@@ -143,8 +145,9 @@ def rename_columns(fields: Fields, columns: Columns) -> Fields:
     # {"solution": s, "messages": m} -> {"solution": s, "response": s}
     if not columns:
         return fields
-    others = {name: value for name, value in fields.items() if name not in HIDDEN}
-    return others | mapped_columns(fields, columns)
+    return {name: value for name, value in fields.items() if name not in HIDDEN} | mapped_columns(
+        fields, columns
+    )
 
 
 def conversation_rows(
@@ -228,8 +231,13 @@ def prompts_and_responses(
             raise BadRowError(f"has {lacking}")
     if form.template == "auto":
         return [(fields["prompt"], fields[answer], tokenizer.special.end)]
-    user = {"role": "user", "content": fields["prompt"]}
-    return [(tokenizer.apply_chat_template([user]), fields[answer], tokenizer.turn_end)]
+    return [
+        (
+            tokenizer.apply_chat_template([{"role": "user", "content": fields["prompt"]}]),
+            fields[answer],
+            tokenizer.turn_end,
+        )
+    ]
 
 
 def is_response(message: Message) -> bool:

@@ -62,12 +62,14 @@ class Expansion:
         # cut
         ids = np.array(sample.ids)
         in_answer = np.array(sample.canvas)
-        prompt = ids[~in_answer].tolist()
-        answer = ids[in_answer].tolist()
         prefix, middle, suffix = map(
-            self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng)
+            self.tokenizer.encode,
+            cut(self.tokenizer.decode_until_stop(ids[in_answer].tolist()), rng),
         )
-        before = [*(self.tokenizer.begin_ids if rng.random() < ALONE_SHARE else prompt), *prefix]
+        before = [
+            *(self.tokenizer.begin_ids if rng.random() < ALONE_SHARE else ids[~in_answer].tolist()),
+            *prefix,
+        ]
         after = [*suffix, self.delete_id]
         room = self.max_length - len(middle) - len(after)
         # Encoded separately, the three parts may be a token or two longer than the whole answer.
@@ -83,10 +85,11 @@ class Expansion:
             # A row without a mask would have no target.
             masked[rng.integers(len(middle))] = True
         # merge, then append the excess masks
-        expand_id = self.tokenizer.token_id(EXPAND)
         share = MERGE_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
-        targets, shown = merge_masks(np.array(middle), masked, share, expand_id, rng)
-        tokens = [*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after]
+        targets, shown = merge_masks(
+            np.array(middle), masked, share, self.tokenizer.token_id(EXPAND), rng
+        )
+        tokens = (*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after)
         canvas = np.append(masked[shown], np.ones(excess, bool))
         # All excess masks together weigh as much as one token, however many there are.
         shares = np.append(masked[shown], [1 / max(excess, 1)] * excess)
@@ -94,7 +97,7 @@ class Expansion:
         canvas, shares = (
             tuple(np.pad(values, (len(before), len(after))).tolist()) for values in (canvas, shares)
         )
-        return Row(tuple(tokens), canvas, open=False, drawn=Drawn(level, shares))
+        return Row(tokens, canvas, open=False, drawn=Drawn(level, shares))
 
     def draw_excess(self, rng: np.random.Generator) -> int:
         """Draw the number of excess masks of a hole."""

@@ -95,8 +95,8 @@ def open_prompts(
     split: str = WHOLE,
     subset: str | None = None,
     plain: bool = False,
-) -> list[Fields]:
-    """Read prompt rows: "prompt" (text, or chat messages) and further columns.
+) -> dict[str, Fields]:
+    """Read prompt rows, by their location: "prompt" (text, or chat messages) and further columns.
 
     Args:
         data: file, folder, or Hugging Face Hub id, as in `open_source`.
@@ -109,10 +109,10 @@ def open_prompts(
         ValueError: the data cannot be read, have no such split or column, no row, or a row without
             a prompt.
     """
-    rows = []
+    rows = {}
     for where, line in open_source(str(data), 1, split=split, subset=subset).read(0):
         try:
-            rows.append(prompt_row(line, columns, plain=plain))
+            rows[where] = prompt_row(line, columns, plain=plain)
         except BadRowError as error:
             raise ValueError(f"{data}: {where}: {error}") from error
     if not rows:
@@ -149,8 +149,12 @@ def builtin_prompts(count: int, seed: int = 0) -> list[Fields]:
 
 def task_prompt(task: BuiltinTask) -> Fields:
     """Return the prompt row of a task; its completion is the body."""
-    tests = list(group_tests(task.tests))
-    return {"prompt": task.prompt, "prefix": task.prompt, "test_cases": tests, "key": task.key}
+    return {
+        "prompt": task.prompt,
+        "prefix": task.prompt,
+        "test_cases": list(group_tests(task.tests)),
+        "key": task.key,
+    }
 
 
 def group_tests(tests: Sequence[Any]) -> tuple[Any, ...]:

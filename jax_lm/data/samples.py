@@ -3,10 +3,10 @@
 import logging
 from pathlib import Path
 
-from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm, Kind
 from jax_lm.data.conversations import read_samples, rows_reader
 from jax_lm.data.sources import holds_dataset, require_whole
-from jax_lm.data.token_shards import Kind, TokenShards, TrainingSamples
+from jax_lm.data.token_shards import TokenShards, TrainingSamples
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ def open_samples(
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None
-    to_rows = rows_reader(kind, tokenizer, max_length, columns, form)
-    samples = read_samples(data, to_rows, split=split, subset=subset)
+    samples = read_samples(
+        data, rows_reader(kind, tokenizer, max_length, columns, form), split=split, subset=subset
+    )
     return samples.rows, samples.digest, samples.refused

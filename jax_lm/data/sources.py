@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.config import pairs
+from jax_lm.data.token_shards import DATASET
 
 # The location of each line, and the line: bytes, or a parsed JSON value.
 Lines = Iterator[tuple[str, Any]]
@@ -78,11 +79,15 @@ class JsonFiles:
         for path, size, _ in self.files:
             if start < size and start + self.part_bytes > 0:
                 file = Path(path)
-                stop = min(start + self.part_bytes, size)
                 name = f"{file.name}, " if len(self.files) > 1 else ""
-                is_array = holds_array(file)
-                lines = elements_of(file) if is_array else lines_from(file, max(start, 0), stop)
-                yield from ((name + where, line) for where, line in lines)
+                yield from (
+                    (name + where, line)
+                    for where, line in (
+                        elements_of(file)
+                        if holds_array(file)
+                        else lines_from(file, max(start, 0), min(start + self.part_bytes, size))
+                    )
+                )
             start -= size
 
 
@@ -218,7 +223,8 @@ def load_dataset(source: HubDataset) -> Any:
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:  # pyright: ignore[reportAttributeAccessIssue]
         # An error "while generating the dataset" has the reason as its cause.
         reason = str(error.__cause__ or error).replace("\n", " ")
-        raise ValueError(f"data={source.data!r}: datasets cannot load it ({reason})") from error
+        place = "datasets" if path.exists() else "there is no such file or folder, and the hub"
+        raise ValueError(f"data={source.data!r}: {place} cannot load it ({reason})") from error
     # Streams have one shard per file. `reshard` splits files, if more parts are requested.
     return (
         loaded.reshard()
@@ -259,12 +265,18 @@ def open_source(
             folder has no files of this split.
     """
     path = Path(data)
-    # `datasets` would take a missing file for a hub id.
-    if path.suffix in (".jsonl", ".json", ".gz", ".parquet") and not path.exists():
-        raise ValueError(f"data={data!r} cannot be read: there is no such file")
+    # `datasets` would take a missing file for a hub id: owner/name, old ones without an owner, and
+    # perhaps a revision.
+    if not path.exists() and (
+        path.suffix in (".jsonl", ".json", ".gz", ".parquet", ".txt", ".csv")
+        or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.+)?", data)
+    ):
+        raise ValueError(f"data={data!r} cannot be read: there is no such file or folder")
     files = sorted(path.glob("*.jsonl"))
     if path.is_file() and path.suffix != ".parquet":
         files = [path]
+    if not files and (path / DATASET).is_file():
+        raise ValueError(f"data={data!r} is tokenised: only adapt and sft read such a folder")
     if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
     if splits := files_by_split(files):
@@ -273,8 +285,7 @@ def open_source(
         files = splits[split]
         split = WHOLE
     require_whole(data, split, subset)
-    is_whole = holds_array(path) or any(map(is_packed, files))
-    return JsonFiles.of(files, 1 if is_whole else num_shards)
+    return JsonFiles.of(files, 1 if holds_array(path) or any(map(is_packed, files)) else num_shards)
 
 
 def describes_configs(folder: Path) -> bool:
@@ -298,8 +309,8 @@ def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
         words = set(re.split(r"[-._ \d]+", file.stem))
         split = next((split for word, split in SPLIT_WORDS.items() if word in words), "")
         groups.setdefault(split, []).append(file)
-    if groups.keys() - {""} and "" in groups:
-        named, other = (next(iter(group)).name for group in (groups[max(groups)], groups[""]))
+    if len(groups) > 1 and "" in groups:
+        named, other = (group[0].name for group in (groups[max(groups)], groups[""]))
         raise ValueError(
             f"data={str(files[0].parent)!r}: {named} has the name of a split and {other} has not; "
             "name all files by train, validation or test, or none"

@@ -16,15 +16,14 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
-from jax_lm.config import Texts
+from jax_lm.config import Texts, counted
 from jax_lm.data.batches import Indices, Row
+from jax_lm.data.columns import Kind
 
-Kind = Literal["text", "conversations"]
 # Parts of the concatenated texts: start and stop of each, in tokens.
 Pieces = list[tuple[int, int]]
 DATASET = "dataset.json"
@@ -92,8 +91,10 @@ class TokenShards:
         dtype = np.dtype(fields["dtype"])
         for shard in shards:
             # Two int64 for each sample: its end and its number of visible tokens.
-            sizes = {TOKENS: shard["tokens"] * dtype.itemsize, INDEX: shard["samples"] * 16}
-            for suffix, size in sizes.items():
+            for suffix, size in {
+                TOKENS: shard["tokens"] * dtype.itemsize,
+                INDEX: shard["samples"] * 16,
+            }.items():
                 path = folder / f"{shard['name']}{suffix}"
                 if not path.is_file() or path.stat().st_size != size:
                     raise ValueError(
@@ -121,11 +122,8 @@ class TokenShards:
         return int(self.sample_starts[-1])
 
     def describe(self) -> str:
-        """Return a summary: numbers of samples, tokens and refused lines."""
-        return (
-            f"{self.folder}: {len(self)} samples, {self.tokens} tokens, "
-            f"{self.refused} lines refused"
-        )
+        """Return a summary of the data set."""
+        return f"{self.folder}: {summarize(len(self), self.tokens, self.refused)}"
 
     @cached_property
     def lengths(self) -> Indices:
@@ -147,15 +145,25 @@ class TokenShards:
 
     def ends(self, shard: int) -> Indices:
         """Return the end of each of a shard's samples, counted from the shard's first token."""
-        count = int(self.sample_starts[shard + 1] - self.sample_starts[shard])
-        return self.map_file(shard, INDEX, np.dtype("<i8"), 0, count)
+        return self.map_file(
+            shard,
+            INDEX,
+            np.dtype("<i8"),
+            0,
+            int(self.sample_starts[shard + 1] - self.sample_starts[shard]),
+        )
 
     def map_file(
         self, shard: int, suffix: str, dtype: np.dtype, first: int, count: int
     ) -> np.ndarray:
         """Memory-map `count` elements of a shard's file, until the array is deleted."""
-        path = self.folder / f"{self.names[shard]}{suffix}"
-        return np.memmap(path, dtype, "r", first * dtype.itemsize, (count,))
+        return np.memmap(
+            self.folder / f"{self.names[shard]}{suffix}",
+            dtype,
+            "r",
+            first * dtype.itemsize,
+            (count,),
+        )
 
     def pieces(self, start: int, stop: int) -> Pieces:
         """Split [start, stop), in tokens of the concatenated samples, where samples end."""
@@ -176,6 +184,12 @@ class TokenShards:
         """Read the tokens in [start, stop), which must lie in one shard."""
         shard, index = locate(self.token_starts, start)
         return self.map_file(shard, TOKENS, self.dtype, index, stop - start).tolist()
+
+
+def summarize(samples: int, tokens: int, refused: int) -> str:
+    """Return a summary: numbers of samples, tokens and refused lines."""
+    lines = counted(refused, "line")
+    return f"{counted(samples, 'sample')}, {counted(tokens, 'token')}, {lines} refused"
 
 
 # The samples of a run, in memory or in files.
@@ -227,7 +241,10 @@ class TextRows:
         # 100 rows and share 0.1: rows 0 to 9 of the fixed order are held out, 10 to 99 are learnt.
         count = round(share * self.count)
         if not 0 < count < self.count:
-            raise ValueError(f"held_out_share={share}: of {self.count} rows that is {count}")
+            raise ValueError(
+                f"held_out_share={share}: holds out {count} of {self.count} rows; some must be held "
+                "out, and some learnt"
+            )
         return replace(self, first=count, count=self.count - count), replace(self, count=count)
 
     def start(self, epoch: int) -> int:

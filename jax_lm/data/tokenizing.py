@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm, Kind
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
-from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind
-from jax_lm.host.files import atomic_write, output_folder, write_json_whole
+from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, summarize
+from jax_lm.host.files import atomic_write, write_json_whole
 from jax_lm.host.interruption import discard_unfinished
-from jax_lm.reports.run_folder import require_same
+from jax_lm.reports.run_folder import exclusive, require_same
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -80,45 +80,47 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     """
     # Counted before any file is written: unreadable data leave no folder.
     parts = job.source.parts
-    output_folder(out)
-    require_same(out / PLAN, job.plan())
-    for path in out.glob(HALF_WRITTEN):
-        path.unlink()
-    done_files = [out / f"{shard_name(part)}{DONE}" for part in range(parts)]
-    missing = [part for part, path in enumerate(done_files) if not path.is_file()]
-    # write the missing shards
-    with open_pool(min(workers, len(missing))) as map_parts:
-        for done, shard in enumerate(
-            map_parts(partial(write_shard, job, out), missing), parts - len(missing) + 1
-        ):
-            logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
-    # summarise all shards, including those of earlier runs
-    shards = [json.loads(path.read_text(encoding="utf-8")) for path in done_files]
-    refused = [line for shard in shards for line in shard["refused"][:NAMED]][:NAMED]
-    named = "".join(f"; {where}: {reason}" for where, reason in refused)
-    if not any(shard["samples"] for shard in shards):
-        # Empty shards would make the same command with better data fail.
-        for name in (PLAN, *(f"{path.stem}.*" for path in done_files)):
-            for path in out.glob(name):
-                path.unlink()
-        raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
-    summaries = [
-        {"name": path.stem, **shard, "refused": len(shard["refused"])}
-        for path, shard in zip(done_files, shards, strict=True)
-    ]
-    described = {
-        "format": FORMAT,
-        "kind": job.kind,
-        "tokenizer": job.fingerprint,
-        "dtype": dtype_of(tokenizer_of(job)).str,
-        "refused": sum(shard["refused"] for shard in summaries),
-        "digest": sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[
-            :16
-        ],
-        "shards": [shard for shard in summaries if shard["samples"]],
-    }
-    write_json_whole(out / DATASET, described)
-    return f"{out}: {summarize_counts(shards)}{named}"
+    with exclusive(out):
+        require_same(out / PLAN, job.plan())
+        for path in out.glob(HALF_WRITTEN):
+            path.unlink()
+        done_files = [out / f"{part:06}{DONE}" for part in range(parts)]
+        missing = [part for part, path in enumerate(done_files) if not path.is_file()]
+        # write the missing shards
+        with open_pool(min(workers, len(missing))) as map_parts:
+            for done, shard in enumerate(
+                map_parts(partial(write_shard, job, out), missing), parts - len(missing) + 1
+            ):
+                logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
+        # summarise all shards, including those of earlier runs
+        shards = [json.loads(path.read_text(encoding="utf-8")) for path in done_files]
+        refused = [line for shard in shards for line in shard["refused"][:NAMED]][:NAMED]
+        named = "".join(f"; {where}: {reason}" for where, reason in refused)
+        if not any(shard["samples"] for shard in shards):
+            # Empty shards would make the same command with better data fail.
+            for name in (PLAN, *(f"{path.stem}.*" for path in done_files)):
+                for path in out.glob(name):
+                    path.unlink()
+            raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
+        summaries = [
+            {"name": path.stem, **shard, "refused": len(shard["refused"])}
+            for path, shard in zip(done_files, shards, strict=True)
+        ]
+        write_json_whole(
+            out / DATASET,
+            {
+                "format": FORMAT,
+                "kind": job.kind,
+                "tokenizer": job.fingerprint,
+                "dtype": dtype_of(tokenizer_of(job)).str,
+                "refused": sum(shard["refused"] for shard in summaries),
+                "digest": sha256(
+                    json.dumps([shard["digest"] for shard in shards]).encode()
+                ).hexdigest()[:16],
+                "shards": [shard for shard in summaries if shard["samples"]],
+            },
+        )
+        return f"{out}: {summarize_counts(shards)}{named}"
 
 
 @contextmanager
@@ -132,8 +134,9 @@ def open_pool(count: int) -> Iterator[Callable]:
         return
     # After an interrupt, Python's resource tracker removes leaked semaphores and warns about them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
+    with ProcessPoolExecutor(
+        count, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent
+    ) as pool:
 
         def map_in_pool(*arguments):
             # Workers inherit the blocked signal: only the parent handles Ctrl-C, and workers end
@@ -174,7 +177,7 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     ends = array("q", [0])
     visible = array("q")
     refused = []
-    path = out / f"{shard_name(part)}{TOKENS}"
+    path = out / f"{part:06}{TOKENS}"
     with atomic_write(path) as half, half.open("wb") as file:
         for where, rows in convert_lines(job.source.read(part), to_rows):
             if isinstance(rows, ValueError):
@@ -213,15 +216,7 @@ def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
-def shard_name(part: int) -> str:
-    """Return the file name of a shard, without suffix."""
-    return f"{part:06}"
-
-
 def summarize_counts(shards: list[Fields]) -> str:
     """Return a summary of shards: numbers of samples, tokens and refused lines."""
     samples, tokens = (sum(shard[name] for shard in shards) for name in ("samples", "tokens"))
-    return (
-        f"{samples} samples, {tokens} tokens, "
-        f"{sum(len(shard['refused']) for shard in shards)} lines refused"
-    )
+    return summarize(samples, tokens, sum(len(shard["refused"]) for shard in shards))

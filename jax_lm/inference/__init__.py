@@ -577,10 +577,7 @@ class DiffuCoderInference:
             batch_sizes=tuple(batch_sizes), seq_length=seq_length, num_iterations=num_iterations
         )
         require_sizes(settings, "batch_sizes", "seq_length", "num_iterations")
-        if seq_length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"seq_length={seq_length}: the context holds {self.config.max_position_embeddings} tokens"
-            )
+        self.config.require_context("seq_length", seq_length)
         results = {}
         for batch in batch_sizes:
             tokens = jnp.full((batch, seq_length), self.sampler.mask_id, jnp.int32)

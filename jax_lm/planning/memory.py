@@ -153,8 +153,9 @@ class PlannedStep:
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.is_pipelined:
             raise ValueError(
-                "cache='causal' or 'delayed', active_blocks: plans for several blocks at once are "
-                "not supported; a step is like one with cache 'window' or 'none' that has more rows"
+                f"cache={self.decoding.settings.cache!r}: with several blocks at once (cache causal or "
+                "delayed, or active_blocks), the answer decides how many rows a step computes; "
+                "--cache window plans one block at a time"
             )
         has_adapters = self.lora_rank is not None and self.kind != "adapt"
         allowed = ("int8", None) if has_adapters else (None,)
@@ -170,7 +171,7 @@ class PlannedStep:
         require_sizes(self, "batch")
         if not 1 <= self.new_tokens <= self.canvas:
             raise ValueError(
-                f"max_new_tokens={self.new_tokens}: must lie in [1, canvas={self.canvas}]"
+                f"max_new_tokens={self.new_tokens}: must lie in [1, {self.canvas}], the length of a row"
             )
 
     @property

@@ -84,9 +84,10 @@ def sequence_of(
             )
         # [begin, before, masks, after]; the end token is added by the slots
         before = [*tokenizer.begin_ids, *request.before]
-        masks = [inference.sampler.mask_id] * initial_length(hole, None)
         sequence = GrowingSequence(
-            **canvas_of(before, masks, request.after),
+            **canvas_of(
+                before, [inference.sampler.mask_id] * initial_length(hole, None), request.after
+            ),
             delete_id=growth.delete_id,
             stop_ids=(),
             **fields,
@@ -117,19 +118,23 @@ def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> F
     """Return the tokens of a sequence and the columns of its hole."""
     # [7, 8], [0, 0, 0], [9] -> [7, 8, 0, 0, 0, 9], hole [2, 5)
     text = [*before, *hole]
-    columns = Block(len(text) - len(hole), len(text))
-    return {"tokens": np.array([*text, *after], np.int32), "hole": columns}
+    return {
+        "tokens": np.array([*text, *after], np.int32),
+        "hole": Block(len(text) - len(hole), len(text)),
+    }
 
 
 def constraint_of(grammar: str, request: Request, inference: DiffuCoderInference) -> Constraint:
     """Create the constraint by which answers meet a grammar. This may take seconds."""
     tokenizer = inference.tokenizer
     # a grammar does not read the text around a message
-    around = () if request.is_message else (request.before, request.after)
     return Constraint(
         find_grammar(grammar, PREPARING_SECONDS),
         tokenizer,
         request.options.max_new_tokens,
-        *(tokenizer.decode(ids, skip_special_tokens=True) for ids in around),
+        *(
+            tokenizer.decode(ids, skip_special_tokens=True)
+            for ids in (() if request.is_message else (request.before, request.after))
+        ),
         stops=request.stop,
     )

@@ -9,7 +9,7 @@ engine's thread and the event loop never wait for each other. Knows no JAX.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import product
@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Names
 from jax_lm.options import PRESETS
 from jax_lm.serving import jobs, schemas
 from jax_lm.serving.chat import ChatBody, DenoiseBody, DetokenizeBody, ResponsesBody, TokenizeBody
@@ -71,7 +71,7 @@ class ServerSettings:
     """
 
     model: str
-    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapters: Names = field(default_factory=dict)
     notice: str = ""
     logs_prompts: bool = False
     defaults: Fields = field(default_factory=dict)
@@ -97,8 +97,9 @@ class Server:
         self.names = {name: (adapter, "") for name, adapter in adapters.items()}
         for (name, adapter), preset in product(adapters.items(), self.presets):
             self.names.setdefault(f"{name}@{preset}", (adapter, preset))
-        # slow requests (a grammar, or a prompt to score) are prepared one at a time
-        self.turn = asyncio.Semaphore(1)
+        # slow requests are prepared one at a time: those with a grammar, and those with scores
+        self.grammar_turn = asyncio.Semaphore(1)
+        self.scoring_turn = asyncio.Semaphore(1)
         self.turns = asyncio.Semaphore(PREPARED_AT_ONCE)
         self.places = asyncio.Semaphore(MAX_PREPARING)
 
@@ -132,6 +133,8 @@ class Server:
             gap._replace(before=gap.before or [self.tokenizer.end_id])
             for gap in body.gaps(self.tokenizer, context - self.markers)
         ]
+        # answers of 0 tokens take no place in the queue, but are scored and written
+        self.engine.require_few(len(gaps) * body.choices)
         longest = max(len(gap.before) for gap in gaps)
         if (body.length == 0 or body.scores_prompt) and longest > context:
             raise ValueError(f"prompt: {longest} tokens, but the context holds {context}")
@@ -141,15 +144,16 @@ class Server:
         """Add the log-probabilities of the prompt's tokens; an empty prompt has none."""
         if not (body.scores_prompt and gap.echo):
             return gap
-        scored = score(
-            self.engine.workers[0],
-            self.find(body.model)[0],
-            self.tokenizer,
-            gap.before,
-            body.wanted_logprobs or 0,
-            deadline,
+        return gap._replace(
+            scored=score(
+                self.engine.workers[0],
+                self.find(body.model)[0],
+                self.tokenizer,
+                gap.before,
+                body.wanted_logprobs or 0,
+                deadline,
+            )
         )
-        return gap._replace(scored=scored)
 
     def requests(self, body: schemas.DecodingBody, gap: Gap) -> list[jobs.Request]:
         """Create the requests for the answers to one prompt."""
@@ -200,9 +204,11 @@ class Server:
                     for request in self.requests(body, gap)
                 ]
                 answer_format.begin(gaps, requests)
-                seconds = min(body.seconds, deadline - monotonic())
                 stream.jobs = self.engine.submit(
-                    requests, stream.listen, seconds, with_progress=answer_format.is_stream
+                    requests,
+                    stream.listen,
+                    min(body.seconds, deadline - monotonic()),
+                    with_progress=answer_format.is_stream,
                 )
             except ValueError as error:
                 raise invalid(error, body) from error
@@ -219,11 +225,13 @@ class Server:
             elif self.places.locked():
                 raise RejectedError("queue_full", self.engine.queue.retry_after)
             else:
+                turn = self.scoring_turn if body.scores_prompt else self.grammar_turn
                 async with self.places:
-                    await self.prepare_in_turn(prepare, self.turn, http)
+                    await self.prepare_in_turn(prepare, turn, http)
         except ModuleNotFoundError as error:
-            message = f"{body.grammar_field}: this server lacks {error.name}"
-            raise Refusal(501, message, code="not_installed") from error
+            raise Refusal(
+                501, f"{body.grammar_field}: this server lacks {error.name}", code="not_installed"
+            ) from error
 
     async def prepare_in_turn(
         self, prepare: Callable[[], None], turn: asyncio.Semaphore, http: Request
@@ -251,12 +259,14 @@ class Server:
         self, body: schemas.DecodingBody, kind: type[AnswerFormat], http: Request
     ) -> Response:
         """Decode the answers to a request, and return them in one piece or as a stream."""
-        model = self.find(body.model)[0] or self.settings.model
-        answer_format = kind(request_id(http), model, body)
+        answer_format = kind(
+            request_id(http), self.find(body.model)[0] or self.settings.model, body
+        )
         stream = EventStream()
         await self.submit(answer_format, stream, http)
-        respond = self.stream if answer_format.is_stream else self.collect
-        return await respond(stream, answer_format, http)
+        return await (self.stream if answer_format.is_stream else self.collect)(
+            stream, answer_format, http
+        )
 
     async def unless_gone(self, work: Awaitable[Any], stream: EventStream, http: Request) -> Any:
         """Wait for a result. If the client disconnects first, its jobs are cancelled."""
@@ -296,8 +306,11 @@ class Server:
         """
 
         async def wait():
-            events = self.events(stream, answer_format)
-            return {number: event async for number, event in events if event.reason}
+            return {
+                number: event
+                async for number, event in self.events(stream, answer_format)
+                if event.reason
+            }
 
         last_events = await self.unless_gone(wait(), stream, http)
         ends = [last_events[number] for number in sorted(last_events)]
@@ -359,17 +372,20 @@ class Server:
                 self.note(stream.jobs, http)
 
         # Without this header, proxies would buffer the events.
-        headers = {"x-accel-buffering": "no"}
-        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
 
     def note(self, submitted: Sequence[Job], http: Request):
         """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
         ends = [job.end for job in submitted if job.end]
-        waits = [(job.started or monotonic()) - job.arrived for job in submitted]
         http.scope["state"]["noted"] = {
             "prompt_tokens": sum(job.request.prompt_tokens for job in submitted),
             "completion_tokens": sum(len(end.tokens) for end in ends),
-            "queue_seconds": round(max(waits, default=0.0), 4),
+            "queue_seconds": round(
+                max(((job.started or monotonic()) - job.arrived for job in submitted), default=0.0),
+                4,
+            ),
             "reason": ",".join(sorted({end.reason for end in ends})),
         }
 
@@ -389,8 +405,14 @@ class Server:
         texts = None
         if body.return_token_strs:
             texts = [jobs.spelling(self.tokenizer, token)["text"] for token in tokens]
-        size = {"count": len(tokens), "max_model_len": self.engine.context}
-        return JSONResponse(size | {"tokens": tokens, "token_strs": texts})
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": self.engine.context,
+                "tokens": tokens,
+                "token_strs": texts,
+            }
+        )
 
     def detokenize(self, body: DetokenizeBody) -> Response:
         """Return the text of tokens, under the names that vLLM and llama.cpp give it."""
@@ -411,7 +433,7 @@ class Server:
             "chat_template": self.tokenizer.chat_template,
         }
 
-    async def version(self) -> dict[str, str]:
+    async def version(self) -> Names:
         """Return the version of this package."""
         return {"version": version("jax-diffucoder")}
 
@@ -455,8 +477,9 @@ class Server:
 
     async def metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self.engine.metrics.page(), media_type=kind)
+        return Response(
+            self.engine.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
 
 def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Guard:
@@ -473,8 +496,9 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     answers: dict[int | str, Fields] = {400: {"description": "an option is out of range"}}
     # POST: requests for text
     for path, (body, kind) in ENDPOINTS.items():
-        add_route = app.post(path, response_model=None, responses=answers, description=body.__doc__)
-        add_route(endpoint_of(server, body, kind))
+        app.post(path, response_model=None, responses=answers, description=body.__doc__)(
+            endpoint_of(server, body, kind)
+        )
     for path, endpoint in (("/tokenize", server.tokenize), ("/detokenize", server.detokenize)):
         app.post(path, response_model=None, responses=answers)(endpoint)
     # GET: state of the server

@@ -5,7 +5,7 @@ Knows neither HTTP nor the engine.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from jax_lm.serving.ignored_fields import NEUTRAL, Part
 from jax_lm.serving.schemas import (
@@ -17,6 +17,7 @@ from jax_lm.serving.schemas import (
     OpenAIBody,
     ResponseFormat,
     Text,
+    as_list,
 )
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
@@ -26,11 +27,6 @@ class TextPart(Part):
     unread = ("cache_control",)
     type: Literal["text", "input_text", "output_text"]
     text: Text
-
-
-def as_parts(value) -> Any:
-    """Return a text as a list of one part; null is an empty text."""
-    return [{"type": "text", "text": value or ""}] if isinstance(value, str | None) else value
 
 
 class ChatMessage(Part):
@@ -43,7 +39,7 @@ class ChatMessage(Part):
     content: Annotated[
         list[TextPart],
         Field(min_length=1, max_length=64),
-        BeforeValidator(as_parts, json_schema_input_type=Text | list[TextPart] | None),
+        as_list("parts", Text | list[TextPart] | None, lambda text: {"type": "text", "text": text}),
     ]
     name: str | None = Field(None, max_length=200)
 
@@ -65,11 +61,6 @@ def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> Ga
         return [Gap(tokenizer.encode_chat(template_messages))]
     except TokenizerError as error:
         raise ValueError(f"messages: {error}") from error
-
-
-def as_conversation(value) -> Any:
-    """Return a text as a conversation of one message."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class ChatBody(OpenAIBody):
@@ -106,7 +97,8 @@ class ResponsesBody(OpenAIBody):
     neutral = NEUTRAL["request"] | NEUTRAL["responses"]
     unread = (*OpenAIBody.unread, "reasoning")
     input: Annotated[
-        Messages, BeforeValidator(as_conversation, json_schema_input_type=Text | Messages)
+        Messages,
+        as_list("messages", Text | Messages, lambda text: {"role": "user", "content": text}),
     ]
     instructions: Text | None = None
     response_format: ResponseFormat | None = Field(None, alias="text.format")
@@ -126,16 +118,23 @@ class ResponsesBody(OpenAIBody):
             "type": schema.pop("type", None),
             **({"json_schema": schema} if schema else {}),
         }
-        others = {name: value for name, value in text.items() if name != "format" and value}
-        return body | {"text.format": response_format, "text": others}
+        return body | {
+            "text.format": response_format,
+            "text": {name: value for name, value in text.items() if name != "format" and value},
+        }
 
     def gaps(self, tokenizer, context) -> Gaps:
-        first = (
-            [ChatMessage.model_validate({"role": "system", "content": self.instructions})]
-            if self.instructions
-            else []
+        return chat_gaps(
+            [
+                *(
+                    [ChatMessage.model_validate({"role": "system", "content": self.instructions})]
+                    if self.instructions
+                    else []
+                ),
+                *self.input,
+            ],
+            tokenizer,
         )
-        return chat_gaps([*first, *self.input], tokenizer)
 
 
 class SourceBody(Part):

@@ -70,8 +70,12 @@ class ConstrainedSequence(Sequence):
     @property
     def arrays(self) -> HoleArrays:
         columns = slice(self.hole.start, self.hole.end)
-        own = (self.tokens, self.masked, self.commit_step, self.confidence)
-        return HoleArrays(*(each[columns] for each in own))
+        return HoleArrays(
+            *(
+                each[columns]
+                for each in (self.tokens, self.masked, self.commit_step, self.confidence)
+            )
+        )
 
     @property
     def first_revisable(self) -> int:
@@ -102,8 +106,9 @@ class ConstrainedSequence(Sequence):
         """Keep the log-probabilities of a decided token and of the most likely ones."""
         token = self.tokens[column]
         top = most_likely(log_probs, TOP_LOGPROBS)
-        own = (log_probs[token], log_probs[top], top)
-        for values, value in zip(self.logprobs or (), own, strict=True):
+        for values, value in zip(
+            self.logprobs or (), (log_probs[token], log_probs[top], top), strict=True
+        ):
             values[column] = value
 
 
@@ -179,9 +184,12 @@ class Repairs:
         # tokens that no step has decided
         for place in repair.given if sequence.keeps_logprobs else ():
             column = sequence.hole.start + place
-            masked = sequence.masked_from(column)
             logits, _ = self.logits(
-                sequence.adapter, sequence.tokens, masked, column, LogitsWindow()
+                sequence.adapter,
+                sequence.tokens,
+                sequence.masked_from(column),
+                column,
+                LogitsWindow(),
             )
             sequence.score(column, log_softmax(logits))
         repair.given.clear()
@@ -190,8 +198,9 @@ class Repairs:
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
         column = sequence.first_revisable
         repair = sequence.repair
-        masked = sequence.masked_from(column)
-        found = self.logits(sequence.adapter, sequence.tokens, masked, column, repair.window)
+        found = self.logits(
+            sequence.adapter, sequence.tokens, sequence.masked_from(column), column, repair.window
+        )
         repair.choose(sequence.arrays, sequence.step, sequence.key, *found)
         sequence.step += 1
         sequence.forwards += 1

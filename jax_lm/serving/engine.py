@@ -96,9 +96,7 @@ class EngineOptions:
             require_drafts(self.draft, inference.config)
             options = replace(options, draft=0)
         served_options(inference, options)
-        limit = inference.config.max_position_embeddings
-        if self.context is not None and self.context > limit:
-            raise ValueError(f"context={self.context}: the model holds {limit} tokens")
+        inference.config.require_context("context", self.context or 0)
 
 
 class Engine:
@@ -121,8 +119,7 @@ class Engine:
         self.inference = inference
         self.options = options
         self.tokenizer = inference.tokenizer
-        limit = inference.config.max_position_embeddings
-        self.context = min(limit, options.context or CONTEXTS[0])
+        self.context = min(inference.config.max_position_embeddings, options.context or CONTEXTS[0])
         replicas = inference.split()
         self.queue = JobQueue(options.queue, options.slots * len(replicas))
         self.metrics = Metrics(options.slots)
@@ -171,8 +168,7 @@ class Engine:
             ValueError: a request that the engine cannot decode.
             RejectedError: the queue is full, or the engine is shutting down.
         """
-        if len(requests) > self.options.queue:
-            raise ValueError(f"{len(requests)} completions at once: at most {self.options.queue}")
+        self.require_few(len(requests))
         # one deadline for all answers of a request
         deadline = time.monotonic() + min(seconds, self.options.timeout)
         jobs = [
@@ -194,6 +190,11 @@ class Engine:
             raise
         self.metrics.prompt_tokens.inc(sum(each.prompt_tokens for each in requests))
         return jobs
+
+    def require_few(self, count: int):
+        """Raise ValueError if a request asks for more completions than the queue can hold."""
+        if count > self.options.queue:
+            raise ValueError(f"{count} completions at once: at most {self.options.queue}")
 
     def cancel(self, jobs: Iterable[Job]):
         """End jobs with the reason `cancelled`, unless they have ended already."""
@@ -238,8 +239,10 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether the engine runs, and no request is so far beyond its deadline that a call must hang."""
-        hangs = any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
-        return not (hangs or self.stopped.is_set())
+        return not (
+            self.stopped.is_set()
+            or any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
+        )
 
     @property
     def waits_for(self) -> str | None:
@@ -276,14 +279,15 @@ class Engine:
             self.failure = failure
             self.queue.refusal = "engine_failed"
             # the operator can fix a lack of memory; everything else is a defect, with its traceback
-            is_known = isinstance(failure, OutOfMemoryError)
             logger.critical(
-                "the engine failed: %s", failure, exc_info=None if is_known else failure
+                "the engine failed: %s",
+                failure,
+                exc_info=None if isinstance(failure, OutOfMemoryError) else failure,
             )
         if failure is None and any(worker.is_ready for worker in self.workers):
             return
         self.stopped.set()
         self.metrics.ready.set(0)
         # no worker will deliver these, and their clients would wait forever
-        for job in self.queue.clear():
-            job.deliver(job.ending(self.queue.refusal))
+        self.queue.close(0.0)
+        self.give_up()

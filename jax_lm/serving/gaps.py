@@ -8,25 +8,16 @@ whichever model it serves. Knows neither tokens nor HTTP.
 
 import re
 
-# Code Llama's templates have spaces that belong to no text: "<PRE> {prefix} <SUF>{suffix} <MID>" and
-# "<PRE> <SUF>{suffix} <MID> {prefix}".
-CODE_LLAMA = ("<PRE>", "<SUF>", "<MID>")
-# Markers of the text before the gap, of the text after it, and of the gap.
-MARKERS = (
-    # Qwen2.5-Coder, CodeGemma
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    # StarCoder, Granite, StableCode
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    # SantaCoder
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    # Seed-Coder
-    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
-    # DeepSeek-Coder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - its own bars
-    # CodeGeeX4, GLM-4
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
-    CODE_LLAMA,
-)
+# Models, and their markers of the text before the gap, of the text after it, and of the gap.
+TEMPLATES = """
+    Qwen2.5-Coder,CodeGemma        <|fim_prefix|>   <|fim_suffix|>   <|fim_middle|>
+    StarCoder,Granite,StableCode   <fim_prefix>     <fim_suffix>     <fim_middle>
+    SantaCoder                     <fim-prefix>     <fim-suffix>     <fim-middle>
+    Seed-Coder                     <[fim-prefix]>   <[fim-suffix]>   <[fim-middle]>
+    DeepSeek-Coder                 <｜fim▁begin｜>  <｜fim▁hole｜>   <｜fim▁end｜>
+    CodeGeeX4,GLM-4                <|code_prefix|>  <|code_suffix|>  <|code_middle|>
+    CodeLlama                      <PRE>            <SUF>            <MID>
+"""  # noqa: RUF001 - DeepSeek's own bars
 # Markers of other files of a project, which precede the text, and of a turn of CodeGeeX4. They are
 # replaced by "# ", so that names of files become comments.
 FILES = re.compile(
@@ -49,28 +40,30 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
     after, marker, before = rest.partition("[PREFIX]")
     if marker and (not files or files.endswith("\n")):
         return files + before, after
-    for markers in MARKERS:
+    for model, *markers in map(str.split, TEMPLATES.strip().splitlines()):
         # "<P>a<S>b<M>" -> ["", "<P>", "a", "<S>", "b", "<M>", ""]; linear in the length of the text
         files, *parts = re.split(f"({'|'.join(map(re.escape, markers))})", prompt)
-        # <PRE> alone is HTML
-        if not parts or {*parts[::2]} == {CODE_LLAMA[0]}:
-            continue
-        order = tuple(parts[::2])
+        order = parts[::2]
         texts = parts[1::2]
+        # <PRE> alone is HTML
+        if {*order} <= {"<PRE>"}:
+            continue
         prefix, suffix, middle = markers
         if order == markers and texts[2].strip() in ENDS:
             before, after, _ = texts
         elif order == markers and not texts[0].strip():
             # the text after the gap, then the text before it
             _, after, before = texts
-        elif order == (suffix, prefix, middle) and texts[2].strip() in ENDS:
+        elif order == [suffix, prefix, middle] and texts[2].strip() in ENDS:
             after, before, _ = texts
         else:
             raise ValueError(
                 f"prompt: its markers cannot be read; must be {prefix}…{suffix}…{middle}, or "
                 f"{suffix}…{prefix}…{middle}, each once"
             )
-        if markers is CODE_LLAMA:
+        # Its templates have spaces that belong to no text: "<PRE> {prefix} <SUF>{suffix} <MID>" and
+        # "<PRE> <SUF>{suffix} <MID> {prefix}".
+        if model == "CodeLlama":
             before = before.removeprefix(" ")
             after = after.removesuffix(" ")
             # "<MID> {prefix}" has no space after the prefix

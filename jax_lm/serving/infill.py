@@ -4,7 +4,7 @@ Knows neither HTTP nor the engine.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -12,7 +12,7 @@ from pydantic import Field
 from jax_lm.config import Fields
 from jax_lm.serving.ignored_fields import NEUTRAL, Part
 from jax_lm.serving.jobs import Event
-from jax_lm.serving.responses import AnswerFormat, data
+from jax_lm.serving.responses import AnswerFormat, Pieces, data
 from jax_lm.serving.schemas import (
     DEFAULT_TOKENS,
     MAX_CHOICES,
@@ -135,7 +135,7 @@ class LlamaFormat(AnswerFormat):
         answers = [self.answer(*each) for each in enumerate(ends)]
         return answers if len(answers) > 1 else answers[0]
 
-    def progress(self, index, event) -> Iterator[str]:
+    def progress(self, index, event) -> Pieces:
         # a last line of blanks may get an indentation that is too small
         known = event.text if event.reason else event.text.rstrip()
         if text := self.new_text(index, cut_at_dedent(known, self.body.n_indent)):

@@ -19,9 +19,8 @@ class Pace:
         seconds_per_row: moving average over the observed calls; 0 before the first one.
     """
 
-    def __init__(self, fixed_rows: int | None = None):
-        usual = FIXED_ROWS_CPU if jax.default_backend() == "cpu" else FIXED_ROWS
-        self.fixed_rows = fixed_rows or usual
+    def __init__(self):
+        self.fixed_rows = FIXED_ROWS_CPU if jax.default_backend() == "cpu" else FIXED_ROWS
         self.seconds_per_row = 0.0
 
     def seconds(self, rows: int) -> float:
@@ -32,8 +31,9 @@ class Pace:
         """Update the average with a call of `steps` steps over `rows` rows each."""
         if steps:
             measured = seconds / steps / (self.fixed_rows + rows)
-            weight = WEIGHT if self.seconds_per_row else 1.0
-            self.seconds_per_row += weight * (measured - self.seconds_per_row)
+            self.seconds_per_row += (WEIGHT if self.seconds_per_row else 1.0) * (
+                measured - self.seconds_per_row
+            )
 
     def steps(self, rows: int, limit: int) -> int:
         """Return how many steps fit into a call, at most `limit`; 1 if no call was observed."""

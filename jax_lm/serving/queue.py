@@ -111,17 +111,7 @@ class JobQueue:
 
     def close(self, grace: float):
         """Accept no more jobs; those left after `grace` seconds are ended."""
-        # The lock of a condition is reentrant: `close` and `jobs` take it again.
         with self.changed:
             self.closes_at = time.monotonic() + grace
             self.arrivals += 1
             self.changed.notify_all()
-
-    def clear(self) -> list[Job]:
-        """Close the queue and remove all jobs."""
-        with self.changed:
-            self.close(0.0)
-            jobs = self.jobs
-            self.waiting.clear()
-            self.running.clear()
-            return jobs

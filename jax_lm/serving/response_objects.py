@@ -3,11 +3,11 @@
 Knows neither HTTP nor the engine. A response is not stored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jax_lm.config import Fields
 from jax_lm.serving.jobs import Event
-from jax_lm.serving.responses import AnswerFormat, data
+from jax_lm.serving.responses import AnswerFormat, Pieces, data
 
 
 class ResponsesFormat(AnswerFormat):
@@ -74,7 +74,7 @@ class ResponsesFormat(AnswerFormat):
         self.sequence_number += 1
         return data(content, kind)
 
-    def opening(self) -> Iterator[str]:
+    def opening(self) -> Pieces:
         self.ends: dict[int, Event] = {}
         for kind in ("created", "in_progress"):
             yield self.event(kind, response=self.response())
@@ -82,7 +82,7 @@ class ResponsesFormat(AnswerFormat):
             yield self.event("output_item.added", output_index=index, item=self.item(index))
             yield self.event("content_part.added", **self.place(index), part=self.part(""))
 
-    def progress(self, index, event) -> Iterator[str]:
+    def progress(self, index, event) -> Pieces:
         place = self.place(index)
         if text := self.new_text(index, event.text):
             yield self.event("output_text.delta", **place, delta=text, logprobs=[])
@@ -95,6 +95,6 @@ class ResponsesFormat(AnswerFormat):
     def place(self, index: int) -> Fields:
         return {"item_id": self.item(index)["id"], "output_index": index, "content_index": 0}
 
-    def closing(self) -> Iterator[str]:
+    def closing(self) -> Pieces:
         response = self.response([self.ends[index] for index in range(len(self.choices))])
         yield self.event(response["status"], response=response)

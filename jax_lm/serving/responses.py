@@ -11,9 +11,11 @@ from itertools import accumulate
 from typing import Any
 
 from jax_lm.config import Fields
-from jax_lm.serving.jobs import Commit, Event, Request, TokenLogProb
+from jax_lm.serving.jobs import Commit, Commits, Event, Request, TokenLogProb
 from jax_lm.serving.schemas import DecodingBody, Gap
 
+# The events of a stream as text.
+Pieces = Iterator[str]
 # How the log-probabilities of a prompt were computed; a masked-diffusion model defines none.
 PROMPT_ESTIMATOR = "left to right: each token given those before it, the later ones masked"
 # Fields of a commit that clients of /v1/denoise receive.
@@ -35,7 +37,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Fields:
     }
 
 
-def completion_logprobs(tokens: Sequence[Commit], count: int) -> Fields:
+def completion_logprobs(tokens: Commits, count: int) -> Fields:
     """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps.
 
     Args:
@@ -45,22 +47,23 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Fields:
             none are listed.
     """
     # OpenAI's lists of top tokens include the chosen token
-    top_logprobs = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
-    values = [token.logprobs[0].value if token.logprobs else None for token in tokens]
+    top_logprobs = [
+        {token_name(each): each.value for each in token.logprobs} or None for token in tokens
+    ]
     # Tokens "ab", the first byte of "é", the second, "c" begin at 0, 2, 2, 3.
     decode = getincrementaldecoder("utf-8")("replace").decode
     ends = accumulate((len(decode(token.content)) for token in tokens), initial=0)
     return {
         "tokens": [*map(token_name, tokens)],
-        "token_logprobs": values,
-        "top_logprobs": [top or None for top in top_logprobs] if count else None,
+        "token_logprobs": [token.logprobs[0].value if token.logprobs else None for token in tokens],
+        "top_logprobs": top_logprobs if count else None,
         "text_offset": list(ends)[:-1],
         "confidences": [token.confidence for token in tokens],
         "commit_steps": [token.step for token in tokens],
     }
 
 
-def chat_logprobs(tokens: Sequence[Commit]) -> Fields:
+def chat_logprobs(tokens: Commits) -> Fields:
     """Format log-probabilities of a message: OpenAI's objects, confidences and commit steps."""
 
     def describe(token: TokenLogProb):
@@ -145,13 +148,13 @@ class AnswerFormat:
         """Whether a choice ended with an answer; with `allows_partial`, a late end is one too."""
         return end.is_answer or (self.allows_partial and end.is_late)
 
-    def opening(self) -> Iterator[str]:
+    def opening(self) -> Pieces:
         """Yield the beginning of a stream."""
         for index, gap in enumerate(self.choices):
             if gap.echo:
                 yield self.chunk(self.delta(index, gap.echo))
 
-    def progress(self, index: int, event: Event) -> Iterator[str]:
+    def progress(self, index: int, event: Event) -> Pieces:
         """Yield what an event adds to a stream: text that is final, and the end of a choice."""
         if text := self.new_text(index, event.text):
             yield self.chunk(self.delta(index, text))
@@ -164,11 +167,11 @@ class AnswerFormat:
         fresh, self.sent[index] = text[self.sent[index] :], len(text)
         return fresh
 
-    def nothing(self) -> Iterator[str]:
+    def nothing(self) -> Pieces:
         """Yield nothing, where a stream has no beginning or no end."""
         yield from ()
 
-    def closing(self) -> Iterator[str]:
+    def closing(self) -> Pieces:
         """Yield the end of a stream."""
         if self.with_usage:
             # the chunk with the usage has no choices
@@ -200,12 +203,12 @@ class AnswerFormat:
             "logprobs": self.logprobs(index, end.tokens) if end else None,
         }
 
-    def logprobs(self, index: int, tokens: Sequence[Commit]) -> Fields | None:
+    def logprobs(self, index: int, tokens: Commits) -> Fields | None:
         count = self.body.logprobs
         scored = self.choices[index].scored
         if count is None:
             return None
-        logprobs = completion_logprobs([*scored, *tokens], count)
+        logprobs = completion_logprobs((*scored, *tokens), count)
         return logprobs | {"prompt_estimator": PROMPT_ESTIMATOR} if scored else logprobs
 
 
@@ -217,13 +220,15 @@ class ChatFormat(AnswerFormat):
     prefix = "chatcmpl"
 
     def choice(self, index, end) -> Fields:
-        message = {"role": "assistant", "content": end.text, "refusal": None}
-        return self.frame_choice(index, {"message": message}, end)
+        return self.frame_choice(
+            index, {"message": {"role": "assistant", "content": end.text, "refusal": None}}, end
+        )
 
-    def opening(self) -> Iterator[str]:
+    def opening(self) -> Pieces:
         for index in range(len(self.choices)):
-            delta = {"role": "assistant", "content": ""}
-            yield self.chunk(self.frame_choice(index, {"delta": delta}, None))
+            yield self.chunk(
+                self.frame_choice(index, {"delta": {"role": "assistant", "content": ""}}, None)
+            )
 
     def delta(self, index, text, end=None) -> Fields:
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
@@ -238,7 +243,7 @@ class DenoiseFormat(AnswerFormat):
     error_event = "error"
     streams = True
 
-    def opening(self) -> Iterator[str]:
+    def opening(self) -> Pieces:
         (request,) = self.requests
         yield data(
             {
@@ -251,13 +256,19 @@ class DenoiseFormat(AnswerFormat):
             "start",
         )
 
-    def progress(self, index, event) -> Iterator[str]:
+    def progress(self, index, event) -> Pieces:
         state = {"text": event.text, "forwards": event.forwards}
         if event.commits:
-            commits = [
-                {name: getattr(each, name) for name in COMMIT_FIELDS} for each in event.commits
-            ]
-            yield data(state | {"commits": commits}, "commits")
+            yield data(
+                state
+                | {
+                    "commits": [
+                        {name: getattr(each, name) for name in COMMIT_FIELDS}
+                        for each in event.commits
+                    ]
+                },
+                "commits",
+            )
         if event.reason:
             yield data(state | {"finish_reason": event.reason, "tokens": len(event.tokens)}, "done")
 

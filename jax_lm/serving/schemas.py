@@ -9,7 +9,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -54,11 +54,22 @@ StopText = Annotated[str, Field(min_length=1, max_length=200)]
 GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEXT)]
 
 
-def as_list(value) -> Any:
-    """Return one text as a list of texts."""
-    if not isinstance(value, str | list):
-        raise ValueError("must be a text or a list of texts")
-    return [value] if isinstance(value, str) else value
+def as_list(items: str, kind: Any, item: Callable[[str], Any]) -> BeforeValidator:
+    """Return the validator of a list of `items` that may also be a text; null is an empty text.
+
+    Args:
+        kind: type of the field for the JSON schema.
+        item: makes the only item of the list from the text.
+    """
+
+    def convert(value):
+        if isinstance(value, list):
+            return value
+        if not isinstance(value, str | None):
+            raise ValueError(f"must be a text or a list of {items}")
+        return [item(value or "")]
+
+    return BeforeValidator(convert, json_schema_input_type=kind)
 
 
 def kind_of(value) -> str | None:
@@ -71,9 +82,7 @@ def kind_of(value) -> str | None:
 
 
 Stops = Annotated[
-    list[StopText],
-    Field(max_length=MAX_STOPS),
-    BeforeValidator(as_list, json_schema_input_type=StopText | list[StopText]),
+    list[StopText], Field(max_length=MAX_STOPS), as_list("texts", StopText | list[StopText], str)
 ]
 Prompts = Annotated[
     Annotated[Text, Tag("#text")]

@@ -12,6 +12,7 @@ text nor queues.
 
 from collections.abc import Iterable
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from operator import itemgetter
 from time import monotonic
@@ -120,8 +121,9 @@ class Slots:
 
     def seconds(self, sequence: Sequence) -> float:
         """Predict the seconds of the full-width passes that a sequence needs until it is done."""
-        passes = len(sequence.blocks) if self.is_cached else sequence.most
-        return passes * self.pace.seconds(self.rows(0))
+        return (len(sequence.blocks) if self.is_cached else sequence.most) * self.pace.seconds(
+            self.rows(0)
+        )
 
     def missing(self, *, is_ahead: bool = False) -> list[tuple[int, int]]:
         """List programs to compile, as pass and number of sequences, once the slots were used.
@@ -140,9 +142,11 @@ class Slots:
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        own = self.sampler.adapter, self.is_cached, self.is_growing
-        kind = sequence.adapter, sequence.is_cached, sequence.is_growing
-        return sequence.columns <= self.columns and kind == own
+        return sequence.columns <= self.columns and (
+            sequence.adapter,
+            sequence.is_cached,
+            sequence.is_growing,
+        ) == (self.sampler.adapter, self.is_cached, self.is_growing)
 
     def join(self, sequence: Sequence):
         """Put a sequence into a free slot, at any time. Raises ValueError if it does not fit."""
@@ -214,23 +218,19 @@ class Slots:
             length = BLOCK_LENGTH
             # all columns for the refresh, and those of a window for steps
             rows = [self.columns, window_length(BLOCK_LENGTH, self.sampler.config)]
-        configs = (
-            StepConfig(
-                length=length,
-                rows=count,
-                mask_id=self.sampler.mask_id,
-                top_k=TOP_K,
-                stop_ids=self.stop_ids,
-                variant=variant,
-            )
-            for count in rows
+        config = StepConfig(
+            length=length,
+            rows=None,
+            mask_id=self.sampler.mask_id,
+            top_k=TOP_K,
+            stop_ids=self.stop_ids,
+            variant=variant,
         )
-        return variant.passes([Pass(config, 0) for config in configs])
+        return variant.passes([Pass(replace(config, rows=count), 0) for count in rows])
 
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int):
         """Run a pass for some of the sequences, in the program for `size` of them."""
         begun = monotonic()
-        config = self.passes[number].config
         # 5 sequences in the program for 16: eleven rows are blank
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         if size == len(self.held):
@@ -248,12 +248,19 @@ class Slots:
         cache = self.cache
         self.cache = KVCache()
         state, self.cache = run_slots(
-            self.sampler.graph, self.sampler.params, cache, states, *given, config
+            self.sampler.graph,
+            self.sampler.params,
+            cache,
+            states,
+            *given,
+            self.passes[number].config,
         )
         self.on_device = state._replace(logprobs=None), *given
         # from the device to the host; row `row` belongs to `sequence`
-        is_kept = any(each.keeps_logprobs for each in sequences)
-        state = state._replace(keys=None, logprobs=state.logprobs if is_kept else None)
+        state = state._replace(
+            keys=None,
+            logprobs=state.logprobs if any(each.keeps_logprobs for each in sequences) else None,
+        )
         state: SamplerState = jax.device_get(state)
         rows = [(row, sequence) for row, sequence in enumerate(batch) if sequence]
         taken = max(int(state.forwards[row]) - sequence.forwards for row, sequence in rows)
@@ -272,8 +279,12 @@ class Slots:
         It is committed to its devices, as the results of a step are; otherwise the step would be
         compiled twice.
         """
-        columns = self.passes[0].config.variant.cache_columns(self.columns)
-        cache = run_empty_slots(self.sampler.graph, self.sampler.params, len(self.held), columns)
+        cache = run_empty_slots(
+            self.sampler.graph,
+            self.sampler.params,
+            len(self.held),
+            self.passes[0].config.variant.cache_columns(self.columns),
+        )
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
     def upload(self, batch: list[Sequence | None], steps: int) -> Any:
@@ -288,8 +299,9 @@ class Slots:
         filled = [each and self.inputs(each) for each in batch]
         blank = jax.tree.map(np.zeros_like, next(filter(None, filled)))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
-        placement = self.sampler.params["model"]["norm"]["weight"].sharding
-        return copier(placement)(*stacked, np.array(slots, np.int32), np.int32(steps))
+        return copier(self.sampler.params["model"]["norm"]["weight"].sharding)(
+            *stacked, np.array(slots, np.int32), np.int32(steps)
+        )
 
     def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""
@@ -338,8 +350,9 @@ class Slots:
             # These drafts will be rejected, because a canvas never equals the step from it.
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
-        inputs = BatchInputs(canvas, window, sequence.params(self.columns))
-        return state._replace(extra=extra), inputs
+        return state._replace(extra=extra), BatchInputs(
+            canvas, window, sequence.params(self.columns)
+        )
 
 
 @lru_cache
@@ -380,10 +393,9 @@ def run_slots(
     # log-probabilities of this call's commits, for sequences that report them
     no_logprobs = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
     keys = states.keys
-    columns = states.tokens.shape[-1]
     states = states._replace(keys=jax.random.wrap_key_data(keys), logprobs=no_logprobs)
     window = inputs.window
-    if is_refresh := config.rows == columns:
+    if is_refresh := config.rows == states.tokens.shape[-1]:
         # one forward pass, even if it skips idle steps of the schedule
         window = window._replace(forwards=states.forwards + jnp.minimum(steps, 1))
     else:
@@ -412,8 +424,11 @@ def run_slots(
     rows_cache = (
         cache if in_place else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
     )
-    started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
-    rows, rows_cache = jax.lax.while_loop(is_running, advance, (started, rows_cache))
+    rows, rows_cache = jax.lax.while_loop(
+        is_running,
+        advance,
+        (jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs), rows_cache),
+    )
     rows = constrain(rows._replace(keys=keys), model.mesh)
     if in_place:
         return rows, rows_cache
@@ -430,5 +445,9 @@ def run_slots(
 def run_empty_slots(graph: ModelGraph, params: dict, size: int, columns: int) -> KVCache:
     # leaves [1, ...] of one sequence -> zeros [slots, 1, ...], sharded as those of one
     model = graph.merge(params).model
-    layers = jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size))
-    return KVCache(jax.tree.map(lambda part: shard_rows(part, model.mesh), layers))
+    return KVCache(
+        jax.tree.map(
+            lambda part: shard_rows(part, model.mesh),
+            jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size)),
+        )
+    )

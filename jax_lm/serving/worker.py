@@ -112,9 +112,16 @@ class EngineWorker:
         # that are compiled.
         programs = {}
         for each in self.groups:
-            shapes = tuple(part.shape for part in jax.tree.leaves(each.sampler.params))
-            program = each.sampler.graph, shapes, each.columns, each.is_cached, each.is_growing
-            each.sizes = programs.setdefault(program, each.sizes)
+            each.sizes = programs.setdefault(
+                (
+                    each.sampler.graph,
+                    tuple(part.shape for part in jax.tree.leaves(each.sampler.params)),
+                    each.columns,
+                    each.is_cached,
+                    each.is_growing,
+                ),
+                each.sizes,
+            )
         self.compilations = CompileScheduler(inference, self.groups, context)
         self.repairs = Repairs(samplers, canvas_widths(context), self.device)
         self.is_ready = False
@@ -172,8 +179,11 @@ class EngineWorker:
 
     def is_compiling_for(self, job: Job) -> bool:
         """Whether a job waits for its own program while one is being compiled."""
-        is_waiting = job.started is None and self.compilations.thread.is_alive()
-        return is_waiting and not next(self.fitting(job.sequence)).is_compiled
+        return (
+            job.started is None
+            and self.compilations.thread.is_alive()
+            and not next(self.fitting(job.sequence)).is_compiled
+        )
 
     def admit(self):
         """Move waiting sequences to slots, in order of arrival."""

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, counted
 from jax_lm.data.batches import Batch, Indices, Order, Row, SampleStream, Vary
 from jax_lm.data.token_shards import TextRows, TokenShards, TrainingSamples
 from jax_lm.host.memory import free_memory
@@ -133,15 +133,16 @@ def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int):
     """Log the number of updates, and warn if a run teaches too little or memorises its samples."""
     passes = steps / epoch_steps
     logger.info(
-        "%d samples: %d updates of %d rows, %.1f passes over them",
-        samples, steps, batch_size, passes,
+        "%s: %s of %s, %.1f passes over them",
+        counted(samples, "sample"), counted(steps, "update"), counted(batch_size, "row"), passes,
     )  # fmt: skip
     if steps < FEW_UPDATES:
         epochs = -(-FEW_UPDATES // epoch_steps)
         logger.warning(
-            "%d updates of %d rows are too few to learn from: with a smaller batch_size or more "
-            "num_train_epochs there are more; %d passes make about %d",
-            steps, batch_size, epochs, epochs * epoch_steps,
+            "%s of %s: too few to learn from. A smaller batch_size or more num_train_epochs make more; "
+            "%s make about %d",
+            counted(steps, "update"), counted(batch_size, "row"),
+            counted(epochs, "epoch"), epochs * epoch_steps,
         )  # fmt: skip
     if passes > MANY_PASSES:
         logger.warning(
@@ -313,7 +314,10 @@ def split(count: int, share: float, seed: int) -> tuple[Indices, ...]:
         return (np.arange(count),)
     held_out = round(share * count)
     if not 0 < held_out < count:
-        raise ValueError(f"held_out_share={share}: of {count} samples that is {held_out}")
+        raise ValueError(
+            f"held_out_share={share}: holds out {held_out} of {count} samples; some must be held "
+            "out, and some learnt"
+        )
     # 10 samples and share 0.2: the first 2 of the shuffled numbers are held out.
     order = np.random.default_rng((seed, HELD_OUT_SEED)).permutation(count)
     return order[held_out:], order[:held_out]

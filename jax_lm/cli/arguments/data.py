@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm, Kind
 from jax_lm.host.declared import Positional
 from jax_lm.options import require_shares, require_sizes
 
@@ -28,10 +28,6 @@ class PrepareAcecode:
     data: Path
     out: Path
     difficulty: Literal["hard", "medium", "easy"] = "hard"
-
-
-# Kinds of rows: plain text, or conversations.
-Kind = Literal["text", "conversations"]
 
 
 @dataclass(frozen=True, kw_only=True)

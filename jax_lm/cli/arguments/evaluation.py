@@ -77,8 +77,11 @@ class Analyze:
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
         # each temperature is measured in turn, and stop tokens must not end a canvas
-        whole = {"temperature": 0.0, "early_stop": False}
-        require_only(self.generation, whole, "as analyze decodes whole canvases at `temperatures`")
+        require_only(
+            self.generation,
+            {"temperature": 0.0, "early_stop": False},
+            "as analyze decodes whole canvases at `temperatures`",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,15 +166,14 @@ class Evaluate:
     @staticmethod
     def implied(given: Fields) -> Fields:
         """Return the published length and temperature, or short and greedy answers for small tasks."""
+        if given.get("suite") in SMALL_SUITES:
+            return {"max_new_tokens": 144, "temperature": 0.0}
         # the built-in model (no `model` and no `adapter`) has a short context, whatever the suite
-        is_small = given.get("suite") in SMALL_SUITES
         is_named = given.get("model") is not None
         # an adapter's base is known only where its files are
         if not is_named and (adapter := given.get("adapter")) is not None:
             file = Path(adapter).expanduser() / "adapter_config.json"
             is_named = not file.is_file() or '"builtin"' not in file.read_text()
-        if is_small:
-            return {"max_new_tokens": 144, "temperature": 0.0}
         return {"max_new_tokens": 512 if is_named else 144, "temperature": 0.2}
 
     def __post_init__(self):
@@ -204,6 +206,7 @@ class Evaluate:
             raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
         # without random draws, further samples would be copies
         options = self.generation
-        draws = options.temperature or options.alg_temp or options.alg in ("random", "origin")
-        if self.n > 1 and not draws:
+        if self.n > 1 and not (
+            options.temperature or options.alg_temp or options.alg in ("random", "origin")
+        ):
             raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

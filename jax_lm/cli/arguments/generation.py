@@ -12,6 +12,7 @@ from jax_lm.options import (
     GenerationOptions,
     require_at_most_one,
     require_not_negative,
+    require_only,
     require_sizes,
 )
 
@@ -92,10 +93,11 @@ class Generate:
                     f"> {self.out} writes it to a file"
                 )
             raise ValueError(f"prompts={self.prompts}: needs --out, a file for the answers")
-        if self.prompts and any((self.watch, self.json, self.stats, self.only_new)):
-            raise ValueError(
-                "prompts: watch, json, stats and only_new are for one prompt; the file of answers is "
-                "JSONL already"
+        if self.prompts:
+            require_only(
+                self,
+                {"watch": False, "json": False, "stats": False, "only_new": False},
+                "with prompts, whose answers are a JSONL file",
             )
         # both write to standard output
         require_at_most_one(self, "watch", "json")

@@ -86,6 +86,9 @@ class SandboxRun:
         require_at_most_one(self, "tests", "input")
         if not 0.001 <= self.timeout <= 3600:
             raise ValueError(f"timeout={self.timeout}: must lie in [0.001, 3600] seconds")
+        # what `untrusted.Limits` takes, in MiB
+        if not 64 <= self.memory_mib <= 2**28:
+            raise ValueError(f"memory_mib={self.memory_mib}: must lie in [64, 2**28]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,14 @@ Answers are appended to the file as they are decoded, and sorted at the end.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 
 from jax_lm.cli.arguments.generation import Generate
-from jax_lm.config import Fields
+from jax_lm.config import Fields, counted
 from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.diffusion.state import row_keys
@@ -47,10 +48,16 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     is_writer = distributed.is_first()
     if is_writer:
         require_writable(out.parent)
-    # a line may be a prompt itself, or an object that holds one
-    rows = open_prompts(source, plain=True)
-    model = find_model(arguments.engine.model, arguments.engine.adapter)
-    log = AnswerLog(out, settings_digest(arguments, rows, weights_digest(*model.folders)))
+    # a line may be a prompt itself, or an object that holds one: {"line 3": …} -> {3: …}
+    rows = {int(where.split()[-1]): row for where, row in open_prompts(source, plain=True).items()}
+    log = AnswerLog(
+        out,
+        settings_digest(
+            arguments,
+            rows,
+            weights_digest(*find_model(arguments.engine.model, arguments.engine.adapter).folders),
+        ),
+    )
     known = len(log.answers)
     # Lock the file before the weights are loaded, so that a second run is refused at once.
     if is_writer:
@@ -61,67 +68,70 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
         answer_rows(arguments, rows, log)
         if is_writer:
             # all answers, in the order of the prompts
-            write_rows_whole(out, (log.answers[index] for index in sorted(log.answers)))
+            write_rows_whole(out, (log.answers[line] for line in rows))
             total = f", which now has {len(rows)}" if known else ""
-            print(f"wrote {len(rows) - known} answers to {out}{total}")
+            print(f"wrote {counted(len(rows) - known, 'answer')} to {out}{total}")
     return 0
 
 
-def answer_rows(arguments: Generate, rows: Sequence[Fields], log: "AnswerLog"):
+def answer_rows(arguments: Generate, rows: Mapping[int, Fields], log: "AnswerLog"):
     """Decode an answer to each prompt that the log has none for, and append it to the log."""
     answers = log.answers
-    templates = []
+    templates = {}
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # refuse a prompt that exceeds the context before the weights are loaded
-        before_weights=lambda engine: templates.extend(prompt_templates(engine, arguments, rows)),
+        before_weights=lambda engine: templates.update(prompt_templates(engine, arguments, rows)),
         allow_nonfinite=arguments.allow_nonfinite,
     )
-    widths = [template.width(engine.tokenizer) for template in templates]
-    waiting = [index for index in range(len(rows)) if index not in answers]
+    waiting = [line for line in rows if line not in answers]
+    widths = [templates[line].width(engine.tokenizer) for line in waiting]
     if answers and waiting and distributed.is_first():
-        terminal.say(f"resuming after {len(answers)} answers of an earlier run")
+        terminal.say(f"resuming after {counted(len(answers), 'answer')} of an earlier run")
     size = arguments.batch_size
     with terminal.progress("answering", FIRST_NOTE) as report:
-        for places in share_batches([widths[index] for index in waiting], size, engine.config):
+        for places in share_batches(widths, size, engine.config):
             batch = [waiting[place] for place in places]
             # Pad the last batch by repeating rows, as another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (batch * size)[:size] if len(waiting) > size else batch
             decoded = engine.decode(
-                [templates[index] for index in filled],
+                [templates[line] for line in filled],
                 arguments.generation,
                 # one key per prompt, so that an answer does not depend on its batch
-                seed=row_keys(arguments.seed, filled),
+                seed=row_keys(arguments.seed, [line - 1 for line in filled]),
                 on_progress=terminal.batch_progress(report, len(answers), len(batch), len(rows)),
             )
             # each batch is on disk before the next one begins
             log.append(
                 *(
-                    answer_line(index, rows[index], answer, log.run)
-                    for index, answer in zip(batch, decoded.rows, strict=False)
+                    answer_line(line, rows[line], answer, log.run)
+                    for line, answer in zip(batch, decoded.rows, strict=False)
                 )
             )
             if report:
                 report(len(answers), len(rows))
 
 
-def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -> str:
+def settings_digest(arguments: Generate, rows: Mapping[int, Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
     # Not the batch size and the devices: an interrupted run may be resumed with others.
-    inputs = [
-        asdict(arguments.engine) | {"mesh": None},
-        weights,
-        arguments.chat,
-        asdict(arguments.generation),
-        arguments.seed,
-        [row["prompt"] for row in rows],
-    ]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(
+            [
+                asdict(arguments.engine) | {"mesh": None},
+                weights,
+                arguments.chat,
+                asdict(arguments.generation),
+                arguments.seed,
+                [(line, row["prompt"]) for line, row in rows.items()],
+            ]
+        ).encode()
+    ).hexdigest()[:16]
 
 
 class AnswerLog(JsonLog):
-    """The answers in a file, by index of the prompt: those of an earlier run, and new ones.
+    """The answers in a file, by the line of the prompt: those of an earlier run, and new ones.
 
     Args:
         out: the file, which need not exist.
@@ -159,23 +169,26 @@ class AnswerLog(JsonLog):
             )
 
     def take(self, record: Fields):
-        # lines count from 1, prompts from 0
-        self.answers[record["line"] - 1] = record
+        # a record that lacks one of these is no answer
+        line, _, _ = itemgetter("line", "prompt", "completion")(record)
+        self.answers[line] = record
 
 
 def prompt_templates(
-    engine: DiffuCoderInference, arguments: Generate, rows: Sequence[Fields]
-) -> Iterator[Template]:
-    """Yield the template of every prompt.
+    engine: DiffuCoderInference, arguments: Generate, rows: Mapping[int, Fields]
+) -> Iterator[tuple[int, Template]]:
+    """Yield the line of every prompt, and its template.
 
     The chat template is applied to lists of chat messages, and with `chat` to every prompt.
 
     Raises:
-        ValueError: a prompt and its answer exceed the context; the message names the first one.
+        ValueError: an option does not fit the model, or a prompt and its answer exceed the context;
+            the message names the first one.
     """
+    engine.is_growing(engine.fit(arguments.generation))
     length = arguments.generation.max_new_tokens
     context = engine.config.max_position_embeddings
-    for line, row in enumerate(rows, 1):
+    for line, row in rows.items():
         prompt = row["prompt"]
         if arguments.chat or not isinstance(prompt, str):
             prompt = engine.chat_prompt(prompt)
@@ -183,14 +196,14 @@ def prompt_templates(
         try:
             check_context(template.width(engine.tokenizer), context, length)
         except ValueError as error:
-            raise ValueError(f"{arguments.prompts}: prompt {line}: {error}") from None
-        yield template
+            raise ValueError(f"{arguments.prompts}: line {line}: {error}") from None
+        yield line, template
 
 
-def answer_line(index: int, row: Fields, answer: Generation, run: str) -> Fields:
-    """Return the JSON object of the answer to the prompt `index`, counted from 0."""
+def answer_line(line: int, row: Fields, answer: Generation, run: str) -> Fields:
+    """Return the JSON object of the answer to the prompt in a line."""
     return {
-        "line": index + 1,
+        "line": line,
         **{name: row[name] for name in ("id", "task_id") if name in row},
         "prompt": row["prompt"],
         "completion": answer.text,

@@ -96,7 +96,6 @@ def run_compare(arguments: Compare) -> int:
     """Compare PyTorch and JAX; exit status 1 if an output is outside the tolerance."""
     # check everything that can be wrong before both models are loaded
     out = arguments.out
-    tolerance = arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
     if lacking := comparison.missing_packages():
         raise ValueError(
             f"compare needs {' and '.join(lacking)}, which this environment lacks: "
@@ -104,16 +103,18 @@ def run_compare(arguments: Compare) -> int:
         )
     if out:
         require_new(out / "comparison.json")
-    folder = huggingface.resolve(arguments.model)
     with terminal.progress("comparing") as report:
         result = comparison.compare(
-            folder, arguments.dtype, arguments.workload, tolerance, on_progress=report
+            huggingface.resolve(arguments.model),
+            arguments.dtype,
+            arguments.workload,
+            arguments.tolerance or comparison.TOLERANCES[arguments.dtype],
+            on_progress=report,
         )
     document = comparison.comparison_report(result, arguments.model or "built-in model")
-    if out:
-        document.write(out, "comparison", result)
     print_report(document)
     if out:
+        document.write(out, "comparison", result)
         print(f"report: {out / 'comparison.html'}")
     # `met` is None if it could not be measured
     return 1 if document.verdicts[0].met is False else 0
@@ -135,9 +136,13 @@ def run_experiment(arguments: Experiment) -> int:
     }
     # a step that took too long may have more time in the same folder
     del identity["timeout"]
-    name = settings.model or "built-in model"
     return run_steps(
-        ExperimentSteps(folder, settings).steps(), arguments.out, identity, name, CRITERIA, SECTIONS
+        ExperimentSteps(folder, settings).steps(),
+        arguments.out,
+        identity,
+        settings.model or "built-in model",
+        CRITERIA,
+        SECTIONS,
     )
 
 
@@ -201,8 +206,12 @@ def run_parity_check(arguments: ParityCheck) -> int:
     rows = [
         asdict(finding) | {"passed": "ok" if finding.passed else "FAILED"} for finding in findings
     ]
-    section = table_section(f"parity with {arguments.folder}", rows)
-    print_report(Document(title="", metadata={}, sections=[section]), with_sections=True)
+    print_report(
+        Document(
+            title="", metadata={}, sections=[table_section(f"parity with {arguments.folder}", rows)]
+        ),
+        with_sections=True,
+    )
     # recordings of a newer version may have other kinds of cases
     if others := sorted(cases.keys() - {"config", "generate", "fast"}):
         print(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jax_lm.cli.arguments.chat import Chat
 from jax_lm.cli.commands.watching import watch
+from jax_lm.config import counted
 from jax_lm.host import interruption, terminal
 from jax_lm.host.files import require_new, write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
@@ -84,8 +85,10 @@ class Dialogue:
         template = Template.completion(
             self.engine.chat_prompt(messages), self.options.max_new_tokens
         )
-        answer = self.write(template, shows_given=False)
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        self.messages = [
+            *messages,
+            {"role": "assistant", "content": self.write(template, shows_given=False)},
+        ]
 
     def infill(self, path: str):
         """Fill the holes of a file, or of the next lines."""
@@ -123,7 +126,7 @@ class Dialogue:
         target = Path(path).expanduser()
         require_new(target, "/save")
         write_whole(target, json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n")
-        terminal.say(f"wrote {len(self.messages)} messages to {path}")
+        terminal.say(f"wrote {counted(len(self.messages), 'message')} to {path}")
 
 
 def run_chat(arguments: Chat) -> int:

@@ -27,19 +27,21 @@ def run_info(arguments: Info) -> int:
     # configuration and tokenizer only: `info` loads no weights
     folder = huggingface.resolve(arguments.model, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
+    config.require_context("max_length", arguments.max_length)
     facts = model_facts(arguments, folder, config)
     if arguments.json:
         print(json.dumps(facts, indent=1))
         return 0
-    tensors = len(parameter_shapes(config))
     device = facts["device"]
     is_mesh = device["count"] > 1
-    settings = [f"{name}={value}" for name, value in config.family.settings.items()]
     rows = [
         ("model", arguments.model or BUILTIN_NOTICE),
         ("family", family_facts(config)),
-        ("authors decode with", ", ".join(settings)),
-        ("parameters", f"{facts['parameters']:,} in {tensors} tensors"),
+        (
+            "authors decode with",
+            ", ".join(f"{name}={value}" for name, value in config.family.settings.items()),
+        ),
+        ("parameters", f"{facts['parameters']:,} in {len(parameter_shapes(config))} tensors"),
         *((name, f"{getattr(config, name):,}") for name in SIZES),
         ("mask_token_id", str(config.mask_token_id)),
         ("tokenizer", describe_tokenizer(folder)),
@@ -111,9 +113,13 @@ def run_convert(arguments: Convert) -> int:
         allow_nonfinite=arguments.allow_nonfinite,
     )
     # downloads if it is a hub id
-    source = huggingface.resolve(arguments.source)
     with terminal.progress("converting") as report:
-        done = convert(source, arguments.destination, conversion, on_progress=report)
+        done = convert(
+            huggingface.resolve(arguments.source),
+            arguments.destination,
+            conversion,
+            on_progress=report,
+        )
     # A GGUF file may hold less than the source, so its values are compared, but not logits.
     compared = "dtypes, checksums and logits" if done.format != "gguf" else "and values as stored"
     print(

@@ -34,15 +34,18 @@ def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
 def run_data_show(arguments: Show) -> int:
     """Print samples and refused lines; exit status 1 if there is no sample."""
     # only the tokenizer is needed
-    folder = huggingface.resolve(arguments.model, with_weights=False)
-    tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
+    tokenizer = DiffuCoderTokenizer.from_pretrained(
+        huggingface.resolve(arguments.model, with_weights=False), adds_mask=arguments.kind == "text"
+    )
     console = Console(highlight=False)
     rng = np.random.default_rng(arguments.seed)
     shown = 0
     # a refused line counts as a sample
     for where, sample in islice(samples_of(arguments, tokenizer), arguments.limit):
         if isinstance(sample, str):
-            console.print(Text(f"{where}: refused: {printable(sample)}\n", style="red"))
+            console.print(
+                Text(f"{where}: refused: {printable(sample)}\n", style="red"), soft_wrap=True
+            )
             continue
         shown += 1
         # each learned token is masked with this probability
@@ -80,8 +83,9 @@ def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) ->
     """Format a sample: given tokens are bold, learned tokens green, and masks are glyphs."""
     text = Text()
     # in runs, as a character may be several tokens
-    tokens = zip(masked, row.canvas, row.ids, strict=True)
-    for (is_masked, is_learned), run in groupby(tokens, itemgetter(0, 1)):
+    for (is_masked, is_learned), run in groupby(
+        zip(masked, row.canvas, row.ids, strict=True), itemgetter(0, 1)
+    ):
         ids = [token for *_, token in run]
         if is_masked:
             text.append(MASK_GLYPH * len(ids), style="red")
@@ -110,6 +114,5 @@ def run_data_tokenize(arguments: Tokenize) -> int:
         form=arguments.form,
     )
     # cpu_count is None where it cannot be determined
-    workers = arguments.workers or os.cpu_count() or 1
-    print(tokenize(job, arguments.out, workers))
+    print(tokenize(job, arguments.out, arguments.workers or os.cpu_count() or 1))
     return 0

@@ -6,6 +6,7 @@ from time import monotonic
 
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
+from jax_lm.config import counted
 from jax_lm.evaluation.attempts import (
     Attempt,
     Evaluator,
@@ -54,7 +55,11 @@ def run_eval(arguments: Evaluate) -> int:
     if arguments.out:
         require_writable(arguments.out)
     # load
-    engine = DiffuCoderInference(**arguments.engine.settings)
+    engine = DiffuCoderInference(
+        **arguments.engine.settings,
+        # refuse options that do not fit the model before the weights are loaded
+        before_weights=lambda engine: engine.is_growing(engine.fit(arguments.generation)),
+    )
     evaluator = Evaluator(
         engine=engine,
         executor=executor,
@@ -66,19 +71,23 @@ def run_eval(arguments: Evaluate) -> int:
         seed=arguments.seed,
     )
     # settings that a resumed run must share
-    names = ("suite", "n", "middle_length", "timeout", "canary", "same_process")
     settings = journal_settings(
         evaluator,
         problems,
         data=arguments.data,
         model=arguments.engine.name,
         tokenizer=arguments.engine.tokenizer,
-        **{name: getattr(arguments, name) for name in names},
+        **{
+            name: getattr(arguments, name)
+            for name in ("suite", "n", "middle_length", "timeout", "canary", "same_process")
+        },
     )
     # sample and execute; each attempt is appended to the journal, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
         if journal.records:
-            terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")
+            terminal.say(
+                f"resuming after {counted(len(journal.done), 'attempt')} of an earlier run"
+            )
         with terminal.progress("evaluating", FIRST_NOTE) as progress:
             # n attempts at each problem, without those of the earlier run
             for attempt in evaluator.attempts(
@@ -152,9 +161,7 @@ def run_analyze(arguments: Analyze) -> int:
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )
     alg = analysis_options(engine, generation).alg
-    steps = "as few steps as the commit rule takes"
-    if generation.steps:
-        steps = f"{generation.steps} steps"
+    steps = f"{generation.steps} steps" if generation.steps else "as few steps as the rule takes"
     decoding = f"{length} positions in {steps}, {alg}, seed {arguments.seed}"
     if analysis["ordered_by_confidence"]:
         decoding += "; positions of one step are ordered by confidence, the paper does not define their order"

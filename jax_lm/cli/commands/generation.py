@@ -10,6 +10,7 @@ from pathlib import Path
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
 from jax_lm.cli.commands.watching import watch
+from jax_lm.grammar import find_grammar
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
@@ -30,6 +31,9 @@ def run_generate(arguments: Generate) -> int:
         Template.parse(given, options.max_new_tokens)
     elif HOLE.search(given) and not arguments.chat:
         terminal.say("warning: <|hole|> is text in a prompt; it is filled in a --file")
+    # So is a grammar that cannot be prepared.
+    if options.grammar:
+        find_grammar(options.grammar)
     # This must come before the first use of JAX.
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts and arguments.out:
@@ -54,9 +58,15 @@ def run_generate(arguments: Generate) -> int:
         show(engine, arguments, given, batch)
         if arguments.animation:
             (row,) = batch.rows
-            shown = "" if arguments.chat else text
-            replay = Replay.of(shown, row, engine.tokenizer.decode, options.temperature)
-            write_whole(arguments.animation, replay.animation())
+            write_whole(
+                arguments.animation,
+                Replay.of(
+                    "" if arguments.chat else text,
+                    row,
+                    engine.tokenizer.decode,
+                    options.temperature,
+                ).animation(),
+            )
     return 0
 
 
@@ -100,21 +110,25 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
     if arguments.json:
-        answer = {
-            "model": arguments.engine.model or "builtin",
-            "text": text,
-            "holes": holes,
-            "token_ids": row.token_ids,
-            "confidence": row.confidence,
-            "commit_step": row.commit_step,
-            "stopped": row.stopped,
-            "doubt": doubt,
-            "tokens": batch.tokens,
-            "forwards": batch.forwards,
-            "run_seconds": round(batch.run_seconds, 4),
-            "compile_seconds": round(batch.compile_seconds, 4),
-        }
-        print(json.dumps(answer, ensure_ascii=False))
+        print(
+            json.dumps(
+                {
+                    "model": arguments.engine.model or "builtin",
+                    "text": text,
+                    "holes": holes,
+                    "token_ids": row.token_ids,
+                    "confidence": row.confidence,
+                    "commit_step": row.commit_step,
+                    "stopped": row.stopped,
+                    "doubt": doubt,
+                    "tokens": batch.tokens,
+                    "forwards": batch.forwards,
+                    "run_seconds": round(batch.run_seconds, 4),
+                    "compile_seconds": round(batch.compile_seconds, 4),
+                },
+                ensure_ascii=False,
+            )
+        )
     # Standard output gets the text alone, so that it can be piped. A file keeps its last lines.
     elif arguments.file:
         print(text, end="" if text.endswith("\n") else end)

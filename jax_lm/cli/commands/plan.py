@@ -71,6 +71,7 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
     topology.require_precision(arguments.dtype)
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
+    config.require_context("max_length", arguments.max_length)
     options = arguments.generation
     if arguments.step == "generate" and config.family.is_diffusion:
         options = restrict_options(options, config)
@@ -94,12 +95,10 @@ def plan_server(arguments: Plan) -> int:
     """Print the limits that `serve` would choose on one of the chips, and their memory."""
     topology = Topology.parse(arguments.topology)
     topology.require_precision(arguments.dtype)
-    config = plan_config(arguments)
     # the presets differ in what a step commits, not in memory
-    planned = PlannedStep(config, precision=arguments.dtype, new_tokens=1, canvas=1)
+    planned = PlannedStep(plan_config(arguments), precision=arguments.dtype, new_tokens=1, canvas=1)
     memory = usable_memory(topology)
-    count = arguments.served_adapters
-    plan, need = fitting_limits(planned, memory, FIXED_ROWS, adapters=count)
+    plan, need = fitting_limits(planned, memory, FIXED_ROWS, adapters=arguments.served_adapters)
     has_room = need.total <= memory
     record = {
         **describe_limits(plan, need),

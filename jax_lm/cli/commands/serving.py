@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.serving import Serve
-from jax_lm.config import Fields
+from jax_lm.config import Fields, Names
 from jax_lm.host import terminal
 from jax_lm.host.memory import free_memory
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
@@ -72,8 +72,11 @@ def run_serve(arguments: Serve) -> NoReturn:
     configure_logging()
     # load; JAX would leave a quarter of the GPU unused, but a server has it for itself
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    model = arguments.engine.settings | {"adapters": adapters, "replicas": arguments.replicas}
-    inference = DiffuCoderInference(**model, verbose=False, before_weights=options.require_fitting)
+    inference = DiffuCoderInference(
+        **arguments.engine.settings | {"adapters": adapters, "replicas": arguments.replicas},
+        verbose=False,
+        before_weights=options.require_fitting,
+    )
     logger.info(inference.describe())
     if arguments.preset is None:
         # what is decoded from left to right has no presets
@@ -94,8 +97,9 @@ def run_serve(arguments: Serve) -> NoReturn:
     # refuse defaults that the model cannot follow now, not at every request
     served_options(inference, DecodingBody.model_validate({}).options(1, settings.defaults))
     # serve
-    limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
-    app = create_app(engine, settings, limits)
+    app = create_app(
+        engine, settings, RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
+    )
     if key_file := arguments.api_key_file:
         signal.signal(signal.SIGHUP, lambda *_: app.reload_keys(key_file))
     engine.start()
@@ -122,7 +126,7 @@ def given_fields(arguments: Serve, names: Iterable[str]) -> Fields:
     return {name: value for name in names if (value := getattr(arguments, name)) not in (None, ())}
 
 
-def parse_adapters(texts: Sequence[str], model: str) -> dict[str, str]:
+def parse_adapters(texts: Sequence[str], model: str) -> Names:
     """Parse `name=folder` texts. Raises ValueError for one that is malformed, or not unique."""
     adapters = {}
     for text in texts:
@@ -163,16 +167,16 @@ def fit_options(
     inference: DiffuCoderInference, options: EngineOptions, given: Fields
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
-    each = inference.split()[0]
     # a model that is decoded left to right has the cache of `fast`
     preset = "fast" if inference.config.is_unidirectional else options.preset
-    planned = replace(each.planned, decoding=Decoding(preset=preset))
+    planned = replace(inference.split()[0].planned, decoding=Decoding(preset=preset))
     memory = math.inf
     may_use = "unknown"
     if (free := free_memory()) is not None:
-        share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
         # the weights are loaded already
-        memory = share * free + estimate_memory(planned).weights
+        memory = (HOST_SHARE if jax.default_backend() == "cpu" else 1.0) * free + estimate_memory(
+            planned
+        ).weights
         may_use = gib(memory)
     plan, need = fitting_limits(
         planned,
@@ -182,8 +186,12 @@ def fit_options(
         contexts=(given["context"],) if "context" in given else CONTEXTS,
         adapters=len(inference.adapters),
     )
-    limits = {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
-    logger.info("limits", extra={"fields": limits})
+    logger.info(
+        "limits",
+        extra={
+            "fields": {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
+        },
+    )
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
 
 

@@ -1,6 +1,7 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 from flax import nnx
@@ -133,15 +134,17 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
                 f"{name}_column={column!r}: data={BUILTIN!r} has fixed names of columns"
             )
         return builtin_prompts(arguments.limit or 2000, arguments.settings.training.seed)
-    rows = open_prompts(arguments.data, columns, **asdict(part))[: arguments.limit]
+    rows = dict(
+        islice(open_prompts(arguments.data, columns, **asdict(part)).items(), arguments.limit)
+    )
     if SANDBOXED & set(arguments.settings.reward_funcs):
         # before training: otherwise an unreadable row would end the run in the middle
-        for number, row in enumerate(rows, 1):
+        for where, row in rows.items():
             try:
                 row_tests(row)
             except ValueError as error:
-                raise ValueError(f"data={arguments.data}: prompt {number}: {error}") from None
-    return rows
+                raise ValueError(f"data={arguments.data}: {where}: {error}") from None
+    return [*rows.values()]
 
 
 def run_adapt(arguments: Adapt) -> int:
@@ -188,11 +191,6 @@ def run_adapt(arguments: Adapt) -> int:
         )
         lora.add_lora(model, adapters, settings.training.seed)
     # train
-    identity = {
-        "data": digest,
-        "from_scratch": arguments.from_scratch,
-        "lora": target.lora_identity,
-    }
     finished = adapt(
         model,
         rows,
@@ -200,7 +198,11 @@ def run_adapt(arguments: Adapt) -> int:
         arguments.out,
         pad_id=tokenizer.pad_id,
         trained=target.trained,
-        identity=identity,
+        identity={
+            "data": digest,
+            "from_scratch": arguments.from_scratch,
+            "lora": target.lora_identity,
+        },
     )
     write_refused(refused, arguments.out)
     return finish(target, model, finished=finished)
@@ -240,8 +242,10 @@ def choose_model(arguments: ModelArguments, out: Path) -> TrainedModel:
     join_run(arguments.hosts, out)
     found = find_model(arguments.model, arguments.adapter)
     if found.adapter and arguments.lora_on_masks:
-        config = replace(found.adapter.config, on_masks=True)
-        found = replace(found, adapter=replace(found.adapter, config=config))
+        found = replace(
+            found,
+            adapter=replace(found.adapter, config=replace(found.adapter.config, on_masks=True)),
+        )
     return choose_trained(found, lora_config(arguments), out=out, save_dtype=arguments.save_dtype)
 
 
@@ -255,11 +259,10 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     # all weights are trained, or the given adapter
     if arguments.lora_rank is None:
         return None
-    targets = LINEAR if arguments.lora_targets is None else arguments.lora_targets
     return LoraConfig(
         rank=arguments.lora_rank,
         alpha=arguments.lora_alpha,
-        targets=targets,
+        targets=LINEAR if arguments.lora_targets is None else arguments.lora_targets,
         on_masks=arguments.lora_on_masks,
     )
 
