@@ -97,7 +97,7 @@ def measure(name):
                 count=plan.batch,
                 sizes=(),
                 stop_ids=(0,),
-                pace=Pace(FIXED_ROWS),
+                pace=Pace(),
             )
             if slots.is_cached:
                 shapes = (sampler.graph, sampler.params, plan.batch, slots.columns)
