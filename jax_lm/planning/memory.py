@@ -332,7 +332,9 @@ def master_bytes(planned: PlannedStep) -> int:
             layer = name.removesuffix("weight")
             # kernel [out, in] -> lora_b [out, rank], lora_a [rank, in]
             for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
-                total += 4 * planned.lora_rank * size // parameter_parts(f"{layer}{factor}", planned)
+                total += (
+                    4 * planned.lora_rank * size // parameter_parts(f"{layer}{factor}", planned)
+                )
     return total
 
 
