@@ -131,10 +131,7 @@ class DiffuCoderInference:
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
             folder if tokenizer_path is None else tokenizer_path
         )
-        if self.is_autoregressive:
-            self.tokenizer.require_vocabulary(self.config.vocab_size)
-        else:
-            self.tokenizer.require_ids(self.config)
+        self.require_tokenizer()
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
@@ -175,6 +172,13 @@ class DiffuCoderInference:
     def is_autoregressive(self) -> bool:
         """Whether the model predicts only the token after given text."""
         return self.config.is_autoregressive
+
+    def require_tokenizer(self):
+        """Raise TokenizerError unless the tokenizer belongs to the model."""
+        if self.is_autoregressive:
+            self.tokenizer.require_vocabulary(self.config.vocab_size)
+        else:
+            self.tokenizer.require_ids(self.config)
 
     def adapted(self, name: str, adapter: StoredAdapter) -> Sampler:
         """Return a sampler of the model with an adapter; both have the same arrays."""

@@ -251,7 +251,7 @@ class Bound:
     tokens_per_second: float | None
 
 
-def parts_of(name: str, planned: PlannedStep) -> int:
+def parameter_parts(name: str, planned: PlannedStep) -> int:
     """Return the number of parts into which the mesh splits a parameter."""
     return planned.mesh.parts(partition_spec(name, planned.config, planned.mesh))
 
@@ -260,7 +260,7 @@ def device_bytes(planned: PlannedStep) -> int:
     """Return the bytes of the parameters on one device."""
     total = 0
     for name, shape in parameter_shapes(planned.config, quantization=planned.quantization).items():
-        parts = parts_of(name, planned)
+        parts = parameter_parts(name, planned)
         # Quantized: scales are float32, kernels and group scales bytes, everything else bfloat16.
         is_bytes = precision_of(name, planned.quantization) or name.endswith(".group_scale")
         itemsize = 4 if name.endswith(".scale") else 1 if is_bytes else planned.itemsize
@@ -333,7 +333,9 @@ def master_bytes(planned: PlannedStep) -> int:
             layer = name.removesuffix("weight")
             # kernel [out, in] -> lora_b [out, rank], lora_a [rank, in]
             for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
-                total += 4 * planned.lora_rank * size // parts_of(f"{layer}{factor}", planned)
+                total += (
+                    4 * planned.lora_rank * size // parameter_parts(f"{layer}{factor}", planned)
+                )
     return total
 
 
