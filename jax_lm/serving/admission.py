@@ -83,11 +83,9 @@ def sequence_of(
                 f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length"
             )
         # [begin, before, masks, after]; the end token is added by the slots
-        before = [*tokenizer.begin_ids, *request.before]
+        masks = [inference.sampler.mask_id] * initial_length(hole, None)
         sequence = GrowingSequence(
-            **canvas_of(
-                before, [inference.sampler.mask_id] * initial_length(hole, None), request.after
-            ),
+            **canvas_of([*tokenizer.begin_ids, *request.before], masks, request.after),
             delete_id=growth.delete_id,
             stop_ids=(),
             **fields,

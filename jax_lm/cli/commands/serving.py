@@ -72,11 +72,8 @@ def run_serve(arguments: Serve) -> NoReturn:
     configure_logging()
     # load; JAX would leave a quarter of the GPU unused, but a server has it for itself
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    inference = DiffuCoderInference(
-        **arguments.engine.settings | {"adapters": adapters, "replicas": arguments.replicas},
-        verbose=False,
-        before_weights=options.require_fitting,
-    )
+    model = arguments.engine.settings | {"adapters": adapters, "replicas": arguments.replicas}
+    inference = DiffuCoderInference(**model, verbose=False, before_weights=options.require_fitting)
     logger.info(inference.describe())
     if arguments.preset is None:
         # what is decoded from left to right has no presets
