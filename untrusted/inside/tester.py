@@ -100,7 +100,7 @@ class Tester(Peer):
         self.steps = checks.STEPS + GENERATOR_STEPS * ("StopIteration" in source)
         if "env" in source:
             self.share_environment()
-        self.code = code
+        self.code = code.removeprefix("\ufeff")
         self.imported = genuine_imports(code)
         self.doubts = []
         self.packages = set()
@@ -425,6 +425,7 @@ def run_source(tester: Tester, *, changed: bool):
     frameworks.make_fit()
     found, names = namespace(nodes)
     scope |= found
+    lend_imports(tester)
     # Run the file itself
     tests = checks.test_names(tree)
     called = checks.called_tests(tree)
@@ -449,6 +450,15 @@ def run_source(tester: Tester, *, changed: bool):
         raise problem
     if not tester.checked and not changed:
         raise AssertionError("no assertion was executed")
+
+
+def lend_imports(tester: Tester):
+    """Give the program the library names that it uses and only the test imports, as in one script."""
+    if imported := genuine_imports(TestSide.source):
+        read, defined = checks.names_of(checks.nodes_of(ast.parse(tester.code)))
+        for name in imported.keys() & read - defined - vars(builtins).keys():
+            if genuine_name(imported[name]) or handles.is_plain_data(imported[name]):
+                tester.do("patch", tester.main, name, imported[name])
 
 
 def is_own_end(error: SystemExit) -> bool:
