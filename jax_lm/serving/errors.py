@@ -54,14 +54,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = ERROR_TYPES.get(status, kind)
         self.status = status
-        self.body = {
-            "error": {
-                "message": message,
-                "type": kind,
-                "param": param and param[:100],
-                "code": code,
-            }
-        }
+        error = {"message": message, "type": kind, "param": param and param[:100], "code": code}
+        self.body = {"error": error}
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         if status not in WORTH_RETRYING:
             self.headers["x-should-retry"] = "false"
@@ -128,9 +122,8 @@ async def on_error(http: Request, problem) -> Response:
             refusal.headers |= problem.headers or {}
             return refusal.response
     # a defect: details go to the log, not to the client
-    logger.error(
-        "a request failed", exc_info=problem, extra={"fields": {"request_id": request_id(http)}}
-    )
+    fields = {"request_id": request_id(http)}
+    logger.error("a request failed", exc_info=problem, extra={"fields": fields})
     return Refusal(500, "the server failed").response
 
 
