@@ -81,10 +81,8 @@ class JsonFiles:
                 file = Path(path)
                 name = f"{file.name}, " if len(self.files) > 1 else ""
                 stop = min(start + self.part_bytes, size)
-                if holds_array(file):
-                    lines = elements_of(file)
-                else:
-                    lines = lines_from(file, max(start, 0), stop)
+                is_array = holds_array(file)
+                lines = elements_of(file) if is_array else lines_from(file, max(start, 0), stop)
                 yield from ((name + where, line) for where, line in lines)
             start -= size
 

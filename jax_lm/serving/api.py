@@ -394,8 +394,14 @@ class Server:
         texts = None
         if body.return_token_strs:
             texts = [jobs.spelling(self.tokenizer, token)["text"] for token in tokens]
-        size = {"count": len(tokens), "max_model_len": self.engine.context}
-        return JSONResponse(size | {"tokens": tokens, "token_strs": texts})
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": self.engine.context,
+                "tokens": tokens,
+                "token_strs": texts,
+            }
+        )
 
     def detokenize(self, body: DetokenizeBody) -> Response:
         """Return the text of tokens, under the names that vLLM and llama.cpp give it."""
@@ -460,8 +466,9 @@ class Server:
 
     async def metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self.engine.metrics.page(), media_type=kind)
+        return Response(
+            self.engine.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
 
 def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Guard:

@@ -54,8 +54,14 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = ERROR_TYPES.get(status, kind)
         self.status = status
-        error = {"message": message, "type": kind, "param": param and param[:100], "code": code}
-        self.body = {"error": error}
+        self.body = {
+            "error": {
+                "message": message,
+                "type": kind,
+                "param": param and param[:100],
+                "code": code,
+            }
+        }
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         if status not in WORTH_RETRYING:
             self.headers["x-should-retry"] = "false"
