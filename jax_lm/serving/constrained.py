@@ -102,8 +102,8 @@ class ConstrainedSequence(Sequence):
         """Keep the log-probabilities of a decided token and of the most likely ones."""
         token = self.tokens[column]
         top = most_likely(log_probs, TOP_LOGPROBS)
-        own = (log_probs[token], log_probs[top], top)
-        for values, value in zip(self.logprobs or (), own, strict=True):
+        parts = (log_probs[token], log_probs[top], top)
+        for values, value in zip(self.logprobs or (), parts, strict=True):
             values[column] = value
 
 
