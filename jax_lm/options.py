@@ -557,9 +557,8 @@ def restrict_options(options: GenerationOptions, config: DreamConfig) -> Generat
         return options.left_to_right()
     if config.is_causal and options.alg == DEFAULT_ALG:
         options = replace(options, alg="left_to_right")
-    return replace(
-        options, decoding=options.decoding.within_blocks(config.decoding_block, config.family.name)
-    )
+    decoding = options.decoding.within_blocks(config.decoding_block, config.family.name)
+    return replace(options, decoding=decoding)
 
 
 DEFAULTS = GenerationOptions()

@@ -199,13 +199,12 @@ def pytorch_section(rows: Measurements) -> Section:
     [row] = rows
     kinds = dict.fromkeys(each["kind"] for each in row["differences"])
     shown = [worst([each for each in row["differences"] if each["kind"] == kind]) for kind in kinds]
-    return table_section(
-        "Parity with PyTorch",
-        shown,
-        text=f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
+    text = (
+        f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
         f"Equal greedy tokens: {row['greedy_agreement']:.1%}. {len(row['differences'])} outputs; "
-        "the worst of each kind:",
+        "the worst of each kind:"
     )
+    return table_section("Parity with PyTorch", shown, text=text)
 
 
 def quality_section(rows: Measurements) -> Section:

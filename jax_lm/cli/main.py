@@ -41,13 +41,12 @@ def overview(group: str = "") -> str:
     width = max(map(len, COMMANDS))
     # The group "data" selects "data show". Without a group, every name starts with the empty
     # prefix.
-    return OVERVIEW.format(
-        commands="".join(
-            f"  {name:{width}}  {entry.summary}\n"
-            for name, entry in COMMANDS.items()
-            if name.startswith(f"{group} ".lstrip())
-        )
+    lines = (
+        f"  {name:{width}}  {entry.summary}\n"
+        for name, entry in COMMANDS.items()
+        if name.startswith(f"{group} ".lstrip())
     )
+    return OVERVIEW.format(commands="".join(lines))
 
 
 def split_command(words: Words) -> tuple[str, Words]:

@@ -51,9 +51,8 @@ class MachinePlan:
         if self.fits:
             return []
         # bytes that the compiled program needs beyond the estimate
-        return memory.cheapest_changes(
-            self.planned, self.topology, beyond=max((self.total or 0) - self.estimate.total, 0)
-        )
+        beyond = max((self.total or 0) - self.estimate.total, 0)
+        return memory.cheapest_changes(self.planned, self.topology, beyond=beyond)
 
     @property
     def devices(self) -> str:

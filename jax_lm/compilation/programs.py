@@ -116,11 +116,10 @@ def begin_generation(
     length = options.decoding.block_length_in(region + canvas.phase)
     block = next(iter(config.variant.blocks(canvas, length)))
     window = Window.of(block=block.start, rows=0, first_step=0, until=region, forwards=1)
+    params = SamplingParams.of(options, block.length, region)
     return (
         config.variant.begin(sampler.start(canvas, 0), canvas),
-        BatchInputs(
-            CanvasArrays.of(canvas), window, SamplingParams.of(options, block.length, region)
-        ),
+        BatchInputs(CanvasArrays.of(canvas), window, params),
         block_passes(canvas, block, [], options.decoding, config, sampler.config),
     )
 
@@ -168,9 +167,8 @@ def make_abstract_model(planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
 
     def make():
         # of an update float32, as the masters of the trainer; frozen weights are converted afterwards
-        model = DreamForCausalLM(
-            planned.config, dtype=jnp.dtype("float32" if planned.is_training else planned.dtype)
-        )
+        dtype = "float32" if planned.is_training else planned.dtype
+        model = DreamForCausalLM(planned.config, dtype=jnp.dtype(dtype))
         if planned.quantization:
             model.quantize(planned.quantization)
         if planned.lora_rank is not None:
@@ -217,9 +215,8 @@ def make_grpo_inputs(
     """Return the coupled-GRPO loss with published settings, and a batch, whole on every device."""
     # The size of the model decides on rematerialisation, the mesh on the chunks of scoring.
     settings = resolve_grpo(GRPOConfig(), parameter_count(planned.config), mesh)
-    settings = replace(
-        settings, generation=replace(settings.generation, max_new_tokens=planned.new_tokens)
-    )
+    generation = replace(settings.generation, max_new_tokens=planned.new_tokens)
+    settings = replace(settings, generation=generation)
     score = make_scorer(graph, planned.config.mask_token_id or 0, settings)
 
     def make_batch():

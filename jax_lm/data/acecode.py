@@ -80,12 +80,8 @@ def select_difficulty(
         "medium": (means > low) & (means < high),
         "easy": means >= high,
     }[difficulty]
-    return [
-        problems[index]
-        for index in np.flatnonzero(
-            belongs & (deviations >= np.percentile(deviations, LEAST_DEVIATION))
-        ).tolist()
-    ]
+    chosen = belongs & (deviations >= np.percentile(deviations, LEAST_DEVIATION))
+    return [problems[index] for index in np.flatnonzero(chosen).tolist()]
 
 
 def rewrite_as_header(problem: AceCodeProblem) -> str | None:
@@ -111,11 +107,9 @@ def rewrite_as_header(problem: AceCodeProblem) -> str | None:
 def problem_prompts(problem: AceCodeProblem) -> list[Fields]:
     """Return the prompts of a problem: the question, and its rewritten form where there is one."""
     # One or two prompts with the same tests.
+    texts = [problem.fields["question"], *filter(None, [rewrite_as_header(problem)])]
     columns = {name: problem.fields[name] for name in ("test_cases", "id", "source")}
-    return [
-        {"prompt": [{"role": "user", "content": text}], **columns}
-        for text in [problem.fields["question"], *filter(None, [rewrite_as_header(problem)])]
-    ]
+    return [{"prompt": [{"role": "user", "content": text}], **columns} for text in texts]
 
 
 def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:

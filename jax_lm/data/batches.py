@@ -141,13 +141,9 @@ def collate(
                 samples[i, end:] = number
             start = end
             number = number + 1
-    return Batch(
-        tokens,
-        canvas,
-        samples,
-        None if openness is None else np.full(len(rows), openness, np.float32),
-        drawn if any(sample.drawn for row in rows for sample in row) else None,
-    )
+    row_openness = None if openness is None else np.full(len(rows), openness, np.float32)
+    is_drawn = any(sample.drawn for row in rows for sample in row)
+    return Batch(tokens, canvas, samples, row_openness, drawn if is_drawn else None)
 
 
 def fill_rows(batch: Batch, multiple: int) -> Batch:
@@ -214,10 +210,8 @@ class Order:
         # numbers [4, 5, 6] in order [2, 0, 1], one per row -> [[6], [4], [5]]
         if self.cached[0] != number:
             order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths))
-            self.cached = (
-                number,
-                self.numbers[order, None] if self.capacity is None else self.pack(order.tolist()),
-            )
+            rows = self.numbers[order, None] if self.capacity is None else self.pack(order.tolist())
+            self.cached = (number, rows)
         return self.cached[1]
 
     def pack(self, order: Sequence[int]) -> list[list[int]]:
@@ -321,16 +315,9 @@ class SampleStream:
         # Numbered across processes, so that `vary` draws the same for any number of processes.
         before = sum(map(len, keys[: process * count_here]))
         count = itertools.count(before)
-        return collate(
-            [
-                [self.sample(key, step, next(count)) for key in group]
-                for group in keys[process * count_here : (process + 1) * count_here]
-            ],
-            self.max_length,
-            self.pad_id,
-            first_sample=before,
-            openness=openness,
-        )
+        groups = keys[process * count_here : (process + 1) * count_here]
+        rows = [[self.sample(key, step, next(count)) for key in group] for group in groups]
+        return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 
     def sample(self, key, step: int, number: int) -> Row:
         """Return the sample with index `number` within a step: closed and varied as this run does."""

@@ -94,10 +94,9 @@ def read_samples(
     Raises:
         ValueError: it cannot be read, or no line of it can be used.
     """
+    source = open_source(str(data), 1, split=split, subset=subset)
     samples = Samples([], [])
-    for where, rows in convert_lines(
-        open_source(str(data), 1, split=split, subset=subset).read(0), to_rows
-    ):
+    for where, rows in convert_lines(source.read(0), to_rows):
         if isinstance(rows, ValueError):
             samples.refused.append((where, str(rows)))
         else:
@@ -129,9 +128,8 @@ def rows_reader(
     form: ConversationForm = PLAIN_FORM,
 ) -> ToRows:
     """Return the function that converts a line's fields to samples; `columns` maps their names."""
-    to_rows = {"text": text_rows, "conversations": partial(conversation_rows, form=form)}[kind](
-        tokenizer, max_length
-    )
+    readers = {"text": text_rows, "conversations": partial(conversation_rows, form=form)}
+    to_rows = readers[kind](tokenizer, max_length)
     return lambda fields: to_rows(rename_columns(fields, columns))
 
 
@@ -145,9 +143,8 @@ def rename_columns(fields: Fields, columns: Columns) -> Fields:
     # {"solution": s, "messages": m} -> {"solution": s, "response": s}
     if not columns:
         return fields
-    return {name: value for name, value in fields.items() if name not in HIDDEN} | mapped_columns(
-        fields, columns
-    )
+    others = {name: value for name, value in fields.items() if name not in HIDDEN}
+    return others | mapped_columns(fields, columns)
 
 
 def conversation_rows(
@@ -231,13 +228,8 @@ def prompts_and_responses(
             raise BadRowError(f"has {lacking}")
     if form.template == "auto":
         return [(fields["prompt"], fields[answer], tokenizer.special.end)]
-    return [
-        (
-            tokenizer.apply_chat_template([{"role": "user", "content": fields["prompt"]}]),
-            fields[answer],
-            tokenizer.turn_end,
-        )
-    ]
+    user = {"role": "user", "content": fields["prompt"]}
+    return [(tokenizer.apply_chat_template([user]), fields[answer], tokenizer.turn_end)]
 
 
 def is_response(message: Message) -> bool:

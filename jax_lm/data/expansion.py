@@ -62,14 +62,10 @@ class Expansion:
         # cut
         ids = np.array(sample.ids)
         in_answer = np.array(sample.canvas)
-        prefix, middle, suffix = map(
-            self.tokenizer.encode,
-            cut(self.tokenizer.decode_until_stop(ids[in_answer].tolist()), rng),
-        )
-        before = [
-            *(self.tokenizer.begin_ids if rng.random() < ALONE_SHARE else ids[~in_answer].tolist()),
-            *prefix,
-        ]
+        prompt = ids[~in_answer].tolist()
+        answer = self.tokenizer.decode_until_stop(ids[in_answer].tolist())
+        prefix, middle, suffix = map(self.tokenizer.encode, cut(answer, rng))
+        before = [*(self.tokenizer.begin_ids if rng.random() < ALONE_SHARE else prompt), *prefix]
         after = [*suffix, self.delete_id]
         room = self.max_length - len(middle) - len(after)
         # Encoded separately, the three parts may be a token or two longer than the whole answer.
@@ -85,10 +81,9 @@ class Expansion:
             # A row without a mask would have no target.
             masked[rng.integers(len(middle))] = True
         # merge, then append the excess masks
+        expand_id = self.tokenizer.token_id(EXPAND)
         share = MERGE_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
-        targets, shown = merge_masks(
-            np.array(middle), masked, share, self.tokenizer.token_id(EXPAND), rng
-        )
+        targets, shown = merge_masks(np.array(middle), masked, share, expand_id, rng)
         tokens = (*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after)
         canvas = np.append(masked[shown], np.ones(excess, bool))
         # All excess masks together weigh as much as one token, however many there are.

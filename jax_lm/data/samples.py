@@ -46,7 +46,6 @@ def open_samples(
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None
-    samples = read_samples(
-        data, rows_reader(kind, tokenizer, max_length, columns, form), split=split, subset=subset
-    )
+    to_rows = rows_reader(kind, tokenizer, max_length, columns, form)
+    samples = read_samples(data, to_rows, split=split, subset=subset)
     return samples.rows, samples.digest, samples.refused

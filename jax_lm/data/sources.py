@@ -80,14 +80,10 @@ class JsonFiles:
             if start < size and start + self.part_bytes > 0:
                 file = Path(path)
                 name = f"{file.name}, " if len(self.files) > 1 else ""
-                yield from (
-                    (name + where, line)
-                    for where, line in (
-                        elements_of(file)
-                        if holds_array(file)
-                        else lines_from(file, max(start, 0), min(start + self.part_bytes, size))
-                    )
-                )
+                stop = min(start + self.part_bytes, size)
+                is_array = holds_array(file)
+                lines = elements_of(file) if is_array else lines_from(file, max(start, 0), stop)
+                yield from ((name + where, line) for where, line in lines)
             start -= size
 
 
@@ -285,7 +281,8 @@ def open_source(
         files = splits[split]
         split = WHOLE
     require_whole(data, split, subset)
-    return JsonFiles.of(files, 1 if holds_array(path) or any(map(is_packed, files)) else num_shards)
+    is_whole = holds_array(path) or any(map(is_packed, files))
+    return JsonFiles.of(files, 1 if is_whole else num_shards)
 
 
 def describes_configs(folder: Path) -> bool:

@@ -91,10 +91,8 @@ class TokenShards:
         dtype = np.dtype(fields["dtype"])
         for shard in shards:
             # Two int64 for each sample: its end and its number of visible tokens.
-            for suffix, size in {
-                TOKENS: shard["tokens"] * dtype.itemsize,
-                INDEX: shard["samples"] * 16,
-            }.items():
+            sizes = {TOKENS: shard["tokens"] * dtype.itemsize, INDEX: shard["samples"] * 16}
+            for suffix, size in sizes.items():
                 path = folder / f"{shard['name']}{suffix}"
                 if not path.is_file() or path.stat().st_size != size:
                     raise ValueError(
@@ -145,25 +143,15 @@ class TokenShards:
 
     def ends(self, shard: int) -> Indices:
         """Return the end of each of a shard's samples, counted from the shard's first token."""
-        return self.map_file(
-            shard,
-            INDEX,
-            np.dtype("<i8"),
-            0,
-            int(self.sample_starts[shard + 1] - self.sample_starts[shard]),
-        )
+        count = int(self.sample_starts[shard + 1] - self.sample_starts[shard])
+        return self.map_file(shard, INDEX, np.dtype("<i8"), 0, count)
 
     def map_file(
         self, shard: int, suffix: str, dtype: np.dtype, first: int, count: int
     ) -> np.ndarray:
         """Memory-map `count` elements of a shard's file, until the array is deleted."""
-        return np.memmap(
-            self.folder / f"{self.names[shard]}{suffix}",
-            dtype,
-            "r",
-            first * dtype.itemsize,
-            (count,),
-        )
+        path = self.folder / f"{self.names[shard]}{suffix}"
+        return np.memmap(path, dtype, "r", first * dtype.itemsize, (count,))
 
     def pieces(self, start: int, stop: int) -> Pieces:
         """Split [start, stop), in tokens of the concatenated samples, where samples end."""

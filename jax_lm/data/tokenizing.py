@@ -106,20 +106,17 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
             {"name": path.stem, **shard, "refused": len(shard["refused"])}
             for path, shard in zip(done_files, shards, strict=True)
         ]
-        write_json_whole(
-            out / DATASET,
-            {
-                "format": FORMAT,
-                "kind": job.kind,
-                "tokenizer": job.fingerprint,
-                "dtype": dtype_of(tokenizer_of(job)).str,
-                "refused": sum(shard["refused"] for shard in summaries),
-                "digest": sha256(
-                    json.dumps([shard["digest"] for shard in shards]).encode()
-                ).hexdigest()[:16],
-                "shards": [shard for shard in summaries if shard["samples"]],
-            },
-        )
+        digests = json.dumps([shard["digest"] for shard in shards])
+        description = {
+            "format": FORMAT,
+            "kind": job.kind,
+            "tokenizer": job.fingerprint,
+            "dtype": dtype_of(tokenizer_of(job)).str,
+            "refused": sum(shard["refused"] for shard in summaries),
+            "digest": sha256(digests.encode()).hexdigest()[:16],
+            "shards": [shard for shard in summaries if shard["samples"]],
+        }
+        write_json_whole(out / DATASET, description)
         return f"{out}: {summarize_counts(shards)}{named}"
 
 
@@ -134,9 +131,8 @@ def open_pool(count: int) -> Iterator[Callable]:
         return
     # After an interrupt, Python's resource tracker removes leaked semaphores and warns about them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
-    with ProcessPoolExecutor(
-        count, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent
-    ) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
 
         def map_in_pool(*arguments):
             # Workers inherit the blocked signal: only the parent handles Ctrl-C, and workers end

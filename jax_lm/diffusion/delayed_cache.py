@@ -62,9 +62,8 @@ class DelayedCache(MultiBlock):
     def begin(self, state, canvas):
         state = super().begin(state, canvas)
         finished = jnp.zeros((1, self.count + 1), jnp.int32)
-        return state._replace(
-            extra=state.extra._replace(parts=Parts(finished, jnp.zeros_like(state.masked)))
-        )
+        parts = Parts(finished, jnp.zeros_like(state.masked))
+        return state._replace(extra=state.extra._replace(parts=parts))
 
     def advance_pipeline(self, pipeline, masks, is_stopped, params):
         """Begin blocks, and choose the first part that the pass computes; 0 is a whole pass."""

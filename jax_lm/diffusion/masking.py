@@ -97,7 +97,8 @@ def noise_levels(
         turns = samples.astype(jnp.uint32) * jnp.uint32(GOLDEN_STEP)
         u = (jax.random.uniform(key) + turns.astype(jnp.float32) / 2.0**32) % 1.0
     else:
-        u = sample_draws(key, samples // 2 if draws == "antithetic" else samples)
+        numbers = samples // 2 if draws == "antithetic" else samples
+        u = sample_draws(key, numbers)
         if draws == "antithetic":
             u = jnp.where(samples % 2 == 1, 1 - u, u)
     return minimum + (1 - minimum) * u

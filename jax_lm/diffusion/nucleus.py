@@ -78,7 +78,8 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     columns = jnp.arange(count)
     part = columns // size
     index = columns - starts[part]
-    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), lax.map(compute, starts))
+    results = lax.map(compute, starts)
+    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), results)
 
 
 # One number for each row of the window.

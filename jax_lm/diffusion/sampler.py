@@ -542,7 +542,8 @@ def run(
     state, cache = variant.leave(*carry, inputs, config)
     # The state is small, and every host reads it.
     is_open = variant.is_open(state, inputs.window, config)
-    progress = jnp.stack([state.step, state.forwards, jnp.isnan(state.confidence).any(), is_open])
+    is_broken = jnp.isnan(state.confidence).any()
+    progress = jnp.stack([state.step, state.forwards, is_broken, is_open])
     state, progress = constrain((state, progress), model.mesh)
     return state, cache, progress
 

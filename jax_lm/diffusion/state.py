@@ -264,7 +264,8 @@ def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> Sample
 
 def row_keys(seed: int, numbers: Sequence[int]) -> BatchKeys:
     """Return a random key per row, which depends on the seed and the row's number alone."""
-    return jax.vmap(partial(jax.random.fold_in, seed_key(seed)))(np.array(numbers, np.int32))
+    fold_in = partial(jax.random.fold_in, seed_key(seed))
+    return jax.vmap(fold_in)(np.array(numbers, np.int32))
 
 
 def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> SamplerState:

@@ -81,9 +81,8 @@ def analyze_order(
     rows = []
     for setting in options:
         # All greedy samples are equal.
-        decoded = decode_traces(
-            engine, problems, setting, samples=samples if setting.temperature > 0 else 1, seed=seed
-        )
+        count = samples if setting.temperature > 0 else 1
+        decoded = decode_traces(engine, problems, setting, samples=count, seed=seed)
         traces += decoded
         rows.append(measure_temperature(decoded, problems, executor))
     first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
@@ -190,12 +189,8 @@ def analysis_options(engine: DiffuCoderInference, options: GenerationOptions) ->
         return options
     # The published schedule rounds: with as many steps as positions, some steps decide no position
     # and others several.
-    return replace(
-        options,
-        num_steps=options.steps,
-        tokens_per_step=1,
-        decoding=replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS),
-    )
+    decoding = replace(ONE_POSITION, block_length=engine.config.decoding_block or WHOLE_CANVAS)
+    return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=decoding)
 
 
 def decode_traces(

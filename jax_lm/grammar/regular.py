@@ -252,9 +252,9 @@ def require_supported(schema):
             parts = [value]
         elif name == "pattern" and isinstance(value, str):
             # "[^,]" -> "[[^,]&&[^…]]", else {"a": "x", "b": "y"} would match {"a": "[^,]*"}
+            whole = re.sub(ANCHORS, r"\1", value)
             plain = ESCAPABLE.sub(
-                lambda part: UNESCAPED if part[0] == "." else f"[{part[0]}&&{UNESCAPED}]",
-                re.sub(ANCHORS, r"\1", value),
+                lambda part: UNESCAPED if part[0] == "." else f"[{part[0]}&&{UNESCAPED}]", whole
             )
             schema[name] = f"(?:{plain})"
         for part in parts:

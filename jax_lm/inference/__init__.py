@@ -323,10 +323,9 @@ class DiffuCoderInference:
         templates = completion_templates(prompts, options.max_new_tokens)
         decode = self.decode_shown if shows_progress else self.decode
         rows = decode(templates, options, seed=seed).rows
+        read = self.tokenizer.decode
         return [
-            ReplayedText.of(
-                row.text, Replay.of(prompt, row, self.tokenizer.decode, options.temperature)
-            )
+            ReplayedText.of(row.text, Replay.of(prompt, row, read, options.temperature))
             for prompt, row in zip(prompts, rows, strict=True)
         ]
 

@@ -345,9 +345,8 @@ class DreamForCausalLM(nnx.Module):
         # Shardings of the model as it will be, which has scales if it is quantized here.
         shardings = {}
         if mesh is not None:
-            shardings = sharding.tree_shardings(
-                parameters(cls.abstract(config, quantization=quantization)), config, mesh
-            )
+            template = parameters(cls.abstract(config, quantization=quantization))
+            shardings = sharding.tree_shardings(template, config, mesh)
         # weights
         spec = load_spec(
             config,

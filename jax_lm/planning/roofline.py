@@ -84,9 +84,8 @@ def read_chips() -> dict[str, Chip]:
     """Read the table of chips by family."""
     chips = {}
     for family, row in read_table(__file__, "chips.toml").items():
-        chips[family] = Chip(
-            limits=MachineLimits(row.pop("matmul_flops"), row.pop("copy_bytes")), **row
-        )
+        limits = MachineLimits(row.pop("matmul_flops"), row.pop("copy_bytes"))
+        chips[family] = Chip(limits=limits, **row)
     return chips
 
 

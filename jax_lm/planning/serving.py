@@ -97,16 +97,15 @@ def serving_memory(planned: PlannedStep, fixed_rows: int, *, adapters: int = 0) 
     context = planned.canvas
 
     def step_memory(size, columns, decoding):
-        return estimate_memory(
-            replace(
-                planned,
-                kind="generate",
-                batch=size,
-                canvas=columns,
-                new_tokens=columns,
-                decoding=decoding,
-            )
+        step = replace(
+            planned,
+            kind="generate",
+            batch=size,
+            canvas=columns,
+            new_tokens=columns,
+            decoding=decoding,
         )
+        return estimate_memory(step)
 
     caches = [
         step_memory(slots, columns_of(width, context, is_cached=True), cached).cache

@@ -126,13 +126,11 @@ def constraint_of(grammar: str, request: Request, inference: DiffuCoderInference
     """Create the constraint by which answers meet a grammar. This may take seconds."""
     tokenizer = inference.tokenizer
     # a grammar does not read the text around a message
+    around = () if request.is_message else (request.before, request.after)
     return Constraint(
         find_grammar(grammar, PREPARING_SECONDS),
         tokenizer,
         request.options.max_new_tokens,
-        *(
-            tokenizer.decode(ids, skip_special_tokens=True)
-            for ids in (() if request.is_message else (request.before, request.after))
-        ),
+        *(tokenizer.decode(ids, skip_special_tokens=True) for ids in around),
         stops=request.stop,
     )

@@ -144,16 +144,15 @@ class Server:
         """Add the log-probabilities of the prompt's tokens; an empty prompt has none."""
         if not (body.scores_prompt and gap.echo):
             return gap
-        return gap._replace(
-            scored=score(
-                self.engine.workers[0],
-                self.find(body.model)[0],
-                self.tokenizer,
-                gap.before,
-                body.wanted_logprobs or 0,
-                deadline,
-            )
+        scored = score(
+            self.engine.workers[0],
+            self.find(body.model)[0],
+            self.tokenizer,
+            gap.before,
+            body.wanted_logprobs or 0,
+            deadline,
         )
+        return gap._replace(scored=scored)
 
     def requests(self, body: schemas.DecodingBody, gap: Gap) -> list[jobs.Request]:
         """Create the requests for the answers to one prompt."""
@@ -204,11 +203,9 @@ class Server:
                     for request in self.requests(body, gap)
                 ]
                 answer_format.begin(gaps, requests)
+                seconds = min(body.seconds, deadline - monotonic())
                 stream.jobs = self.engine.submit(
-                    requests,
-                    stream.listen,
-                    min(body.seconds, deadline - monotonic()),
-                    with_progress=answer_format.is_stream,
+                    requests, stream.listen, seconds, with_progress=answer_format.is_stream
                 )
             except ValueError as error:
                 raise invalid(error, body) from error
@@ -259,14 +256,12 @@ class Server:
         self, body: schemas.DecodingBody, kind: type[AnswerFormat], http: Request
     ) -> Response:
         """Decode the answers to a request, and return them in one piece or as a stream."""
-        answer_format = kind(
-            request_id(http), self.find(body.model)[0] or self.settings.model, body
-        )
+        model = self.find(body.model)[0] or self.settings.model
+        answer_format = kind(request_id(http), model, body)
         stream = EventStream()
         await self.submit(answer_format, stream, http)
-        return await (self.stream if answer_format.is_stream else self.collect)(
-            stream, answer_format, http
-        )
+        respond = self.stream if answer_format.is_stream else self.collect
+        return await respond(stream, answer_format, http)
 
     async def unless_gone(self, work: Awaitable[Any], stream: EventStream, http: Request) -> Any:
         """Wait for a result. If the client disconnects first, its jobs are cancelled."""
@@ -306,11 +301,8 @@ class Server:
         """
 
         async def wait():
-            return {
-                number: event
-                async for number, event in self.events(stream, answer_format)
-                if event.reason
-            }
+            events = self.events(stream, answer_format)
+            return {number: event async for number, event in events if event.reason}
 
         last_events = await self.unless_gone(wait(), stream, http)
         ends = [last_events[number] for number in sorted(last_events)]
@@ -372,20 +364,17 @@ class Server:
                 self.note(stream.jobs, http)
 
         # Without this header, proxies would buffer the events.
-        return StreamingResponse(
-            events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
-        )
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     def note(self, submitted: Sequence[Job], http: Request):
         """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
         ends = [job.end for job in submitted if job.end]
+        waits = [(job.started or monotonic()) - job.arrived for job in submitted]
         http.scope["state"]["noted"] = {
             "prompt_tokens": sum(job.request.prompt_tokens for job in submitted),
             "completion_tokens": sum(len(end.tokens) for end in ends),
-            "queue_seconds": round(
-                max(((job.started or monotonic()) - job.arrived for job in submitted), default=0.0),
-                4,
-            ),
+            "queue_seconds": round(max(waits, default=0.0), 4),
             "reason": ",".join(sorted({end.reason for end in ends})),
         }
 
@@ -496,9 +485,8 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     answers: dict[int | str, Fields] = {400: {"description": "an option is out of range"}}
     # POST: requests for text
     for path, (body, kind) in ENDPOINTS.items():
-        app.post(path, response_model=None, responses=answers, description=body.__doc__)(
-            endpoint_of(server, body, kind)
-        )
+        add_route = app.post(path, response_model=None, responses=answers, description=body.__doc__)
+        add_route(endpoint_of(server, body, kind))
     for path, endpoint in (("/tokenize", server.tokenize), ("/detokenize", server.detokenize)):
         app.post(path, response_model=None, responses=answers)(endpoint)
     # GET: state of the server

@@ -118,23 +118,15 @@ class ResponsesBody(OpenAIBody):
             "type": schema.pop("type", None),
             **({"json_schema": schema} if schema else {}),
         }
-        return body | {
-            "text.format": response_format,
-            "text": {name: value for name, value in text.items() if name != "format" and value},
-        }
+        others = {name: value for name, value in text.items() if name != "format" and value}
+        return body | {"text.format": response_format, "text": others}
 
     def gaps(self, tokenizer, context) -> Gaps:
-        return chat_gaps(
-            [
-                *(
-                    [ChatMessage.model_validate({"role": "system", "content": self.instructions})]
-                    if self.instructions
-                    else []
-                ),
-                *self.input,
-            ],
-            tokenizer,
-        )
+        messages = [*self.input]
+        if self.instructions:
+            system = {"role": "system", "content": self.instructions}
+            messages.insert(0, ChatMessage.model_validate(system))
+        return chat_gaps(messages, tokenizer)
 
 
 class SourceBody(Part):

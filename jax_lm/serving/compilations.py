@@ -56,11 +56,8 @@ class WarmUp:
             raise ValueError(
                 f"warm_up={text!r}: must be like 96, 384x4 or exact:96x4 (tokens, sequences, preset)"
             )
-        return cls(
-            preset=Decoding(preset=match[1] or preset).preset,
-            tokens=int(match[2]),
-            sequences=int(match[3] or 1),
-        )
+        decoding = Decoding(preset=match[1] or preset)
+        return cls(preset=decoding.preset, tokens=int(match[2]), sequences=int(match[3] or 1))
 
 
 class CompileScheduler:
@@ -105,23 +102,22 @@ class CompileScheduler:
             decoding = Decoding(
                 preset="fast" if inference.config.is_unidirectional else shape.preset
             )
+            kind = decoding.settings.cache != "none", False, adapter
             slots = next(
                 slots
                 for slots in self.groups
-                if (slots.is_cached, slots.is_growing, slots.sampler.adapter)
-                == (decoding.settings.cache != "none", False, adapter)
+                if (slots.is_cached, slots.is_growing, slots.sampler.adapter) == kind
                 and slots.columns >= min(shape.tokens, self.context)
             )
-            with explain_out_of_memory(
-                replace(
-                    inference.planned,
-                    batch=shape.sequences,
-                    canvas=slots.columns,
-                    new_tokens=1,
-                    decoding=decoding,
-                    kind=SERVE,
-                )
-            ):
+            planned = replace(
+                inference.planned,
+                batch=shape.sequences,
+                canvas=slots.columns,
+                new_tokens=1,
+                decoding=decoding,
+                kind=SERVE,
+            )
+            with explain_out_of_memory(planned):
                 for number, sizes in enumerate(slots.sizes):
                     if shape.sequences not in sizes:
                         self.compile(slots, number, shape.sequences)
@@ -194,17 +190,12 @@ class CompileScheduler:
     def sequence(self, slots: Slots) -> Any:
         """Create a short dummy sequence that fits these slots."""
         is_windowed = slots.is_cached and not self.inference.config.is_unidirectional
+        decoding = Decoding(preset="fast" if is_windowed else "exact")
         # one given token and a hole of two: content and length do not matter for the shape
-        return sequence_of(
-            Request(
-                before=(self.inference.tokenizer.pad_id,),
-                options=GenerationOptions(
-                    max_new_tokens=2, decoding=Decoding(preset="fast" if is_windowed else "exact")
-                ),
-                is_gap=slots.is_growing,
-                adapter=slots.sampler.adapter,
-            ),
-            self.inference,
-            context=self.context,
-            max_tokens=2,
+        request = Request(
+            before=(self.inference.tokenizer.pad_id,),
+            options=GenerationOptions(max_new_tokens=2, decoding=decoding),
+            is_gap=slots.is_growing,
+            adapter=slots.sampler.adapter,
         )
+        return sequence_of(request, self.inference, context=self.context, max_tokens=2)

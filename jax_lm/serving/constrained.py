@@ -70,12 +70,8 @@ class ConstrainedSequence(Sequence):
     @property
     def arrays(self) -> HoleArrays:
         columns = slice(self.hole.start, self.hole.end)
-        return HoleArrays(
-            *(
-                each[columns]
-                for each in (self.tokens, self.masked, self.commit_step, self.confidence)
-            )
-        )
+        own = (self.tokens, self.masked, self.commit_step, self.confidence)
+        return HoleArrays(*(each[columns] for each in own))
 
     @property
     def first_revisable(self) -> int:
@@ -106,9 +102,8 @@ class ConstrainedSequence(Sequence):
         """Keep the log-probabilities of a decided token and of the most likely ones."""
         token = self.tokens[column]
         top = most_likely(log_probs, TOP_LOGPROBS)
-        for values, value in zip(
-            self.logprobs or (), (log_probs[token], log_probs[top], top), strict=True
-        ):
+        parts = (log_probs[token], log_probs[top], top)
+        for values, value in zip(self.logprobs or (), parts, strict=True):
             values[column] = value
 
 
@@ -184,12 +179,9 @@ class Repairs:
         # tokens that no step has decided
         for place in repair.given if sequence.keeps_logprobs else ():
             column = sequence.hole.start + place
+            masked = sequence.masked_from(column)
             logits, _ = self.logits(
-                sequence.adapter,
-                sequence.tokens,
-                sequence.masked_from(column),
-                column,
-                LogitsWindow(),
+                sequence.adapter, sequence.tokens, masked, column, LogitsWindow()
             )
             sequence.score(column, log_softmax(logits))
         repair.given.clear()
@@ -198,9 +190,8 @@ class Repairs:
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
         column = sequence.first_revisable
         repair = sequence.repair
-        found = self.logits(
-            sequence.adapter, sequence.tokens, sequence.masked_from(column), column, repair.window
-        )
+        masked = sequence.masked_from(column)
+        found = self.logits(sequence.adapter, sequence.tokens, masked, column, repair.window)
         repair.choose(sequence.arrays, sequence.step, sequence.key, *found)
         sequence.step += 1
         sequence.forwards += 1

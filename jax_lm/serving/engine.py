@@ -239,10 +239,8 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         """Whether the engine runs, and no request is so far beyond its deadline that a call must hang."""
-        return not (
-            self.stopped.is_set()
-            or any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
-        )
+        hangs = any(time.monotonic() > job.deadline + HANGS_AFTER for job in self.queue.jobs)
+        return not (hangs or self.stopped.is_set())
 
     @property
     def waits_for(self) -> str | None:
@@ -279,11 +277,8 @@ class Engine:
             self.failure = failure
             self.queue.refusal = "engine_failed"
             # the operator can fix a lack of memory; everything else is a defect, with its traceback
-            logger.critical(
-                "the engine failed: %s",
-                failure,
-                exc_info=None if isinstance(failure, OutOfMemoryError) else failure,
-            )
+            defect = None if isinstance(failure, OutOfMemoryError) else failure
+            logger.critical("the engine failed: %s", failure, exc_info=defect)
         if failure is None and any(worker.is_ready for worker in self.workers):
             return
         self.stopped.set()

@@ -128,9 +128,8 @@ async def on_error(http: Request, problem) -> Response:
             refusal.headers |= problem.headers or {}
             return refusal.response
     # a defect: details go to the log, not to the client
-    logger.error(
-        "a request failed", exc_info=problem, extra={"fields": {"request_id": request_id(http)}}
-    )
+    fields = {"request_id": request_id(http)}
+    logger.error("a request failed", exc_info=problem, extra={"fields": fields})
     return Refusal(500, "the server failed").response
 
 

@@ -71,12 +71,8 @@ class GrowingSequence(Sequence):
         """Return a canvas of `columns` columns with the text on the left."""
         # the text with the token that ends it, and which of the columns are masks
         tokens, masked = self.given
-        return Canvas.with_room(
-            [([*tokens.tolist(), self.delete_id], [*masked.tolist(), False])],
-            [self.columns],
-            columns,
-            self.delete_id,
-        )
+        row = [*tokens.tolist(), self.delete_id], [*masked.tolist(), False]
+        return Canvas.with_room([row], [self.columns], columns, self.delete_id)
 
     def take(self, state: SamplerState):
         """Take the text and its hole from the state after a step."""
@@ -130,9 +126,7 @@ class GrowingSlots(Slots):
 
     def loop(self, sequence: GrowingSequence, steps: int) -> Iterator[SamplerState]:
         """Return an iterator over the states of a sequence after every `steps` steps."""
+        key = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(
-            sequence.canvas(self.columns),
-            sequence.options,
-            seed=jax.random.wrap_key_data(jnp.asarray(sequence.key))[None],
-            every=steps,
+            sequence.canvas(self.columns), sequence.options, seed=key, every=steps
         )

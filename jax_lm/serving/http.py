@@ -69,10 +69,9 @@ def require_free_address(host: str, port: int):
     This is called before the model is loaded, so that a mistake is reported early.
     """
     try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # Bind each address for a moment, and release it again.
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
+        for family, kind, protocol, _, address in addresses:
             with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(address)
@@ -101,24 +100,23 @@ class HttpServer(uvicorn.Server):
         self.announce = announce
         self.connections = connections.Connections(options.connections)
         protocol: Any = partial(connections.Connection, self.connections)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=options.host,
-                port=options.port,
-                loop="asyncio",
-                http=protocol,
-                ws="none",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                backlog=connections.ACCEPTED_AT_ONCE,
-                timeout_keep_alive=options.connections.idle_seconds,
-                # uvicorn takes whole seconds.
-                timeout_graceful_shutdown=ceil(options.margin),
-            )
+        config = uvicorn.Config(
+            app,
+            host=options.host,
+            port=options.port,
+            loop="asyncio",
+            http=protocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            backlog=connections.ACCEPTED_AT_ONCE,
+            timeout_keep_alive=options.connections.idle_seconds,
+            # uvicorn takes whole seconds.
+            timeout_graceful_shutdown=ceil(options.margin),
         )
+        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None):
         await super().startup(sockets)

@@ -111,12 +111,10 @@ class Part(BaseModel):
                 if record.is_lenient or name in cls.reported:
                     record.names.append(name)
                     continue
-                raise PydanticCustomError(
-                    "unsupported",
-                    "{message}",
-                    {
-                        "message": f"{name}={reprlib.repr(value)}: not supported by this server; "
-                        f"only {' or '.join(map(repr, cls.neutral[name]))} is accepted"
-                    },
+                allowed = " or ".join(map(repr, cls.neutral[name]))
+                message = (
+                    f"{name}={reprlib.repr(value)}: not supported by this server; "
+                    f"only {allowed} is accepted"
                 )
+                raise PydanticCustomError("unsupported", "{message}", {"message": message})
         return fields

@@ -227,12 +227,8 @@ class Job:
         # final [1, 1, 0] and reported [1, 0, 0] -> fresh [0, 1, 0]
         fresh = self.sequence.final > self.reported
         self.reported |= fresh
-        return tuple(
-            sorted(
-                map(self.commit, np.flatnonzero(fresh).tolist()),
-                key=lambda commit: commit.step or 0,
-            )
-        )
+        commits = map(self.commit, np.flatnonzero(fresh).tolist())
+        return tuple(sorted(commits, key=lambda commit: commit.step or 0))
 
     def commit(self, position: int) -> Commit:
         """Describe a decided position of the hole."""
@@ -243,10 +239,8 @@ class Job:
         logprobs = []
         if sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
-            logprobs = [
-                (token, chosen),
-                *zip(ids[: self.request.logprobs].tolist(), values, strict=False),
-            ]
+            top_ids = ids[: self.request.logprobs].tolist()
+            logprobs = [(token, chosen), *zip(top_ids, values, strict=False)]
         return describe(
             self.tokenizer,
             position,

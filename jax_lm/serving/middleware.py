@@ -337,9 +337,8 @@ class Guard:
 
 def header_list(names: Sequence[str]) -> str:
     """Format names for a header: each once, without characters that a header cannot contain."""
-    return ", ".join(
-        re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in dict.fromkeys(names)
-    )[:1000]
+    safe = (re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in dict.fromkeys(names))
+    return ", ".join(safe)[:1000]
 
 
 class JsonLines(logging.Formatter):

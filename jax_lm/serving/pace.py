@@ -31,9 +31,8 @@ class Pace:
         """Update the average with a call of `steps` steps over `rows` rows each."""
         if steps:
             measured = seconds / steps / (self.fixed_rows + rows)
-            self.seconds_per_row += (WEIGHT if self.seconds_per_row else 1.0) * (
-                measured - self.seconds_per_row
-            )
+            weight = WEIGHT if self.seconds_per_row else 1.0
+            self.seconds_per_row += weight * (measured - self.seconds_per_row)
 
     def steps(self, rows: int, limit: int) -> int:
         """Return how many steps fit into a call, at most `limit`; 1 if no call was observed."""

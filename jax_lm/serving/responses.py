@@ -220,15 +220,13 @@ class ChatFormat(AnswerFormat):
     prefix = "chatcmpl"
 
     def choice(self, index, end) -> Fields:
-        return self.frame_choice(
-            index, {"message": {"role": "assistant", "content": end.text, "refusal": None}}, end
-        )
+        message = {"role": "assistant", "content": end.text, "refusal": None}
+        return self.frame_choice(index, {"message": message}, end)
 
     def opening(self) -> Pieces:
         for index in range(len(self.choices)):
-            yield self.chunk(
-                self.frame_choice(index, {"delta": {"role": "assistant", "content": ""}}, None)
-            )
+            delta = {"role": "assistant", "content": ""}
+            yield self.chunk(self.frame_choice(index, {"delta": delta}, None))
 
     def delta(self, index, text, end=None) -> Fields:
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
@@ -259,16 +257,10 @@ class DenoiseFormat(AnswerFormat):
     def progress(self, index, event) -> Pieces:
         state = {"text": event.text, "forwards": event.forwards}
         if event.commits:
-            yield data(
-                state
-                | {
-                    "commits": [
-                        {name: getattr(each, name) for name in COMMIT_FIELDS}
-                        for each in event.commits
-                    ]
-                },
-                "commits",
-            )
+            commits = [
+                {name: getattr(each, name) for name in COMMIT_FIELDS} for each in event.commits
+            ]
+            yield data(state | {"commits": commits}, "commits")
         if event.reason:
             yield data(state | {"finish_reason": event.reason, "tokens": len(event.tokens)}, "done")
 

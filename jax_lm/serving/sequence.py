@@ -232,9 +232,8 @@ class Sequence:
     def params(self, columns: int) -> SamplingParams:
         """Return the sampling parameters of the current block, for canvases of `columns`."""
         options = self.options
-        params = SamplingParams.of(
-            options, self.blocks[self.block].length, self.most, columns=columns
-        )
+        length = self.blocks[self.block].length
+        params = SamplingParams.of(options, length, self.most, columns=columns)
         # All sequences of a batch run the same program, so that every setting needs a number.
         return params._replace(
             top_p=np.float32(np.inf) if params.top_p is None else params.top_p,

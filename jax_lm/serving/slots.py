@@ -121,9 +121,8 @@ class Slots:
 
     def seconds(self, sequence: Sequence) -> float:
         """Predict the seconds of the full-width passes that a sequence needs until it is done."""
-        return (len(sequence.blocks) if self.is_cached else sequence.most) * self.pace.seconds(
-            self.rows(0)
-        )
+        passes = len(sequence.blocks) if self.is_cached else sequence.most
+        return passes * self.pace.seconds(self.rows(0))
 
     def missing(self, *, is_ahead: bool = False) -> list[tuple[int, int]]:
         """List programs to compile, as pass and number of sequences, once the slots were used.
@@ -142,11 +141,9 @@ class Slots:
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        return sequence.columns <= self.columns and (
-            sequence.adapter,
-            sequence.is_cached,
-            sequence.is_growing,
-        ) == (self.sampler.adapter, self.is_cached, self.is_growing)
+        own = self.sampler.adapter, self.is_cached, self.is_growing
+        kind = sequence.adapter, sequence.is_cached, sequence.is_growing
+        return sequence.columns <= self.columns and kind == own
 
     def join(self, sequence: Sequence):
         """Put a sequence into a free slot, at any time. Raises ValueError if it does not fit."""
@@ -247,20 +244,14 @@ class Slots:
         # The cache is donated: if the call fails, it is lost, and open blocks must be restarted.
         cache = self.cache
         self.cache = KVCache()
+        config = self.passes[number].config
         state, self.cache = run_slots(
-            self.sampler.graph,
-            self.sampler.params,
-            cache,
-            states,
-            *given,
-            self.passes[number].config,
+            self.sampler.graph, self.sampler.params, cache, states, *given, config
         )
         self.on_device = state._replace(logprobs=None), *given
         # from the device to the host; row `row` belongs to `sequence`
-        state = state._replace(
-            keys=None,
-            logprobs=state.logprobs if any(each.keeps_logprobs for each in sequences) else None,
-        )
+        is_kept = any(each.keeps_logprobs for each in sequences)
+        state = state._replace(keys=None, logprobs=state.logprobs if is_kept else None)
         state: SamplerState = jax.device_get(state)
         rows = [(row, sequence) for row, sequence in enumerate(batch) if sequence]
         taken = max(int(state.forwards[row]) - sequence.forwards for row, sequence in rows)
@@ -279,12 +270,8 @@ class Slots:
         It is committed to its devices, as the results of a step are; otherwise the step would be
         compiled twice.
         """
-        cache = run_empty_slots(
-            self.sampler.graph,
-            self.sampler.params,
-            len(self.held),
-            self.passes[0].config.variant.cache_columns(self.columns),
-        )
+        columns = self.passes[0].config.variant.cache_columns(self.columns)
+        cache = run_empty_slots(self.sampler.graph, self.sampler.params, len(self.held), columns)
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
     def upload(self, batch: list[Sequence | None], steps: int) -> Any:
@@ -299,9 +286,8 @@ class Slots:
         filled = [each and self.inputs(each) for each in batch]
         blank = jax.tree.map(np.zeros_like, next(filter(None, filled)))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
-        return copier(self.sampler.params["model"]["norm"]["weight"].sharding)(
-            *stacked, np.array(slots, np.int32), np.int32(steps)
-        )
+        placement = self.sampler.params["model"]["norm"]["weight"].sharding
+        return copier(placement)(*stacked, np.array(slots, np.int32), np.int32(steps))
 
     def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""
@@ -350,9 +336,8 @@ class Slots:
             # These drafts will be rejected, because a canvas never equals the step from it.
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
-        return state._replace(extra=extra), BatchInputs(
-            canvas, window, sequence.params(self.columns)
-        )
+        inputs = BatchInputs(canvas, window, sequence.params(self.columns))
+        return state._replace(extra=extra), inputs
 
 
 @lru_cache
@@ -424,11 +409,8 @@ def run_slots(
     rows_cache = (
         cache if in_place else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
     )
-    rows, rows_cache = jax.lax.while_loop(
-        is_running,
-        advance,
-        (jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs), rows_cache),
-    )
+    started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
+    rows, rows_cache = jax.lax.while_loop(is_running, advance, (started, rows_cache))
     rows = constrain(rows._replace(keys=keys), model.mesh)
     if in_place:
         return rows, rows_cache
@@ -445,9 +427,5 @@ def run_slots(
 def run_empty_slots(graph: ModelGraph, params: dict, size: int, columns: int) -> KVCache:
     # leaves [1, ...] of one sequence -> zeros [slots, 1, ...], sharded as those of one
     model = graph.merge(params).model
-    return KVCache(
-        jax.tree.map(
-            lambda part: shard_rows(part, model.mesh),
-            jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size)),
-        )
-    )
+    layers = jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size))
+    return KVCache(jax.tree.map(lambda part: shard_rows(part, model.mesh), layers))

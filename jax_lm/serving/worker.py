@@ -112,16 +112,9 @@ class EngineWorker:
         # that are compiled.
         programs = {}
         for each in self.groups:
-            each.sizes = programs.setdefault(
-                (
-                    each.sampler.graph,
-                    tuple(part.shape for part in jax.tree.leaves(each.sampler.params)),
-                    each.columns,
-                    each.is_cached,
-                    each.is_growing,
-                ),
-                each.sizes,
-            )
+            shapes = tuple(part.shape for part in jax.tree.leaves(each.sampler.params))
+            program = each.sampler.graph, shapes, each.columns, each.is_cached, each.is_growing
+            each.sizes = programs.setdefault(program, each.sizes)
         self.compilations = CompileScheduler(inference, self.groups, context)
         self.repairs = Repairs(samplers, canvas_widths(context), self.device)
         self.is_ready = False

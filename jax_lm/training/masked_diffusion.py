@@ -389,9 +389,8 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
 
     def put(rows):
         count = len(rows) * processes
-        return jax.make_array_from_process_local_data(
-            NamedSharding(mesh, row_spec(count, mesh)), rows, (count, *rows.shape[1:])
-        )
+        sharding = NamedSharding(mesh, row_spec(count, mesh))
+        return jax.make_array_from_process_local_data(sharding, rows, (count, *rows.shape[1:]))
 
     return jax.tree.map(put, batch)
 

@@ -176,7 +176,8 @@ def noisy_rows(tokens: Tokens, masked: CopyMasks, mask_id: int) -> Int[Array, "b
     Prompt P Q and completion A B, with copies that mask both and B: P Q M M and P Q A M.
     """
     # The prompt is never masked: pad the completion's masks by its columns.
-    masked = jnp.pad(masked, ((0, 0), (0, 0), (tokens.shape[1] - masked.shape[2], 0)))
+    start = tokens.shape[1] - masked.shape[2]
+    masked = jnp.pad(masked, ((0, 0), (0, 0), (start, 0)))
     return jnp.where(masked, mask_id, tokens[:, None])
 
 

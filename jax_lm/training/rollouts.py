@@ -255,10 +255,11 @@ class Rollouts:
         The entropy of sampling, per token, is estimated from the sampled tokens.
         """
         completions = rollout.completions
+        confidence = completions.confidence[completions.completion_mask]
         return {
             **reward_metrics(rollout, self.config.num_generations),
             **self.seconds,
-            "entropy": -float(np.log(completions.confidence[completions.completion_mask]).mean()),
+            "entropy": -float(np.log(confidence).mean()),
         }
 
     def evaluate(self, policy: Params, prompts: Prompts) -> tuple[Metrics, Completions]:

@@ -76,9 +76,8 @@ def fine_tune(
     config = resolve_length(config, samples, model.config.max_position_embeddings)
     config = replace(config, loss=resolve_blocks(config.loss, model))
     # samples
-    stream, held_out = make_streams(
-        samples, config, pad_id, config.spare_pads if config.packed else None, expansion
-    )
+    spare_pads = config.spare_pads if config.packed else None
+    stream, held_out = make_streams(samples, config, pad_id, spare_pads, expansion)
     # number of steps
     training = config.training
     if config.num_train_epochs is not None:

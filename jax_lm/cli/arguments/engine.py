@@ -31,10 +31,8 @@ class EngineArguments:
     @property
     def name(self) -> str:
         """Names of the model and of its adapter, as they were given."""
-        return (
-            ", ".join(filter(None, (self.model, self.adapter and f"adapter {self.adapter}")))
-            or "built-in model"
-        )
+        adapter = self.adapter and f"adapter {self.adapter}"
+        return ", ".join(filter(None, (self.model, adapter))) or "built-in model"
 
     @property
     def settings(self) -> Fields:

@@ -77,11 +77,8 @@ class Analyze:
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
         # each temperature is measured in turn, and stop tokens must not end a canvas
-        require_only(
-            self.generation,
-            {"temperature": 0.0, "early_stop": False},
-            "as analyze decodes whole canvases at `temperatures`",
-        )
+        whole = {"temperature": 0.0, "early_stop": False}
+        require_only(self.generation, whole, "as analyze decodes whole canvases at `temperatures`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +203,6 @@ class Evaluate:
             raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
         # without random draws, further samples would be copies
         options = self.generation
-        if self.n > 1 and not (
-            options.temperature or options.alg_temp or options.alg in ("random", "origin")
-        ):
+        is_random = options.temperature or options.alg_temp or options.alg in ("random", "origin")
+        if self.n > 1 and not is_random:
             raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

@@ -66,10 +66,9 @@ class Plan:
         require_sizes(self, "batch_size", "max_length")
         require_at_least_zero(self, "served_adapters")
         if self.step == "serve":
+            others = {"mesh": None, "lora_rank": None, "batch_size": 1, "max_length": 512}
             require_only(
-                self,
-                {"mesh": None, "lora_rank": None, "batch_size": 1, "max_length": 512},
-                "with step='serve', which chooses slots and context of a chip",
+                self, others, "with step='serve', which chooses slots and context of a chip"
             )
         else:
             require_only(self, {"served_adapters": 0}, "but for step='serve'")

@@ -49,15 +49,10 @@ def answer_file(arguments: Generate, source: Path, out: Path) -> int:
     if is_writer:
         require_writable(out.parent)
     # a line may be a prompt itself, or an object that holds one: {"line 3": …} -> {3: …}
-    rows = {int(where.split()[-1]): row for where, row in open_prompts(source, plain=True).items()}
-    log = AnswerLog(
-        out,
-        settings_digest(
-            arguments,
-            rows,
-            weights_digest(*find_model(arguments.engine.model, arguments.engine.adapter).folders),
-        ),
-    )
+    prompts = open_prompts(source, plain=True)
+    rows = {int(where.split()[-1]): row for where, row in prompts.items()}
+    model = find_model(arguments.engine.model, arguments.engine.adapter)
+    log = AnswerLog(out, settings_digest(arguments, rows, weights_digest(*model.folders)))
     known = len(log.answers)
     # Lock the file before the weights are loaded, so that a second run is refused at once.
     if is_writer:
@@ -116,18 +111,15 @@ def answer_rows(arguments: Generate, rows: Mapping[int, Fields], log: "AnswerLog
 def settings_digest(arguments: Generate, rows: Mapping[int, Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
     # Not the batch size and the devices: an interrupted run may be resumed with others.
-    return hashlib.sha256(
-        json.dumps(
-            [
-                asdict(arguments.engine) | {"mesh": None},
-                weights,
-                arguments.chat,
-                asdict(arguments.generation),
-                arguments.seed,
-                [(line, row["prompt"]) for line, row in rows.items()],
-            ]
-        ).encode()
-    ).hexdigest()[:16]
+    inputs = [
+        asdict(arguments.engine) | {"mesh": None},
+        weights,
+        arguments.chat,
+        asdict(arguments.generation),
+        arguments.seed,
+        [(line, row["prompt"]) for line, row in rows.items()],
+    ]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
 
 
 class AnswerLog(JsonLog):

@@ -103,13 +103,11 @@ def run_compare(arguments: Compare) -> int:
         )
     if out:
         require_new(out / "comparison.json")
+    folder = huggingface.resolve(arguments.model)
+    tolerance = arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
     with terminal.progress("comparing") as report:
         result = comparison.compare(
-            huggingface.resolve(arguments.model),
-            arguments.dtype,
-            arguments.workload,
-            arguments.tolerance or comparison.TOLERANCES[arguments.dtype],
-            on_progress=report,
+            folder, arguments.dtype, arguments.workload, tolerance, on_progress=report
         )
     document = comparison.comparison_report(result, arguments.model or "built-in model")
     print_report(document)
@@ -206,12 +204,8 @@ def run_parity_check(arguments: ParityCheck) -> int:
     rows = [
         asdict(finding) | {"passed": "ok" if finding.passed else "FAILED"} for finding in findings
     ]
-    print_report(
-        Document(
-            title="", metadata={}, sections=[table_section(f"parity with {arguments.folder}", rows)]
-        ),
-        with_sections=True,
-    )
+    section = table_section(f"parity with {arguments.folder}", rows)
+    print_report(Document(title="", metadata={}, sections=[section]), with_sections=True)
     # recordings of a newer version may have other kinds of cases
     if others := sorted(cases.keys() - {"config", "generate", "fast"}):
         print(

@@ -85,10 +85,8 @@ class Dialogue:
         template = Template.completion(
             self.engine.chat_prompt(messages), self.options.max_new_tokens
         )
-        self.messages = [
-            *messages,
-            {"role": "assistant", "content": self.write(template, shows_given=False)},
-        ]
+        answer = self.write(template, shows_given=False)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def infill(self, path: str):
         """Fill the holes of a file, or of the next lines."""

@@ -34,13 +34,11 @@ def run_info(arguments: Info) -> int:
         return 0
     device = facts["device"]
     is_mesh = device["count"] > 1
+    settings = [f"{name}={value}" for name, value in config.family.settings.items()]
     rows = [
         ("model", arguments.model or BUILTIN_NOTICE),
         ("family", family_facts(config)),
-        (
-            "authors decode with",
-            ", ".join(f"{name}={value}" for name, value in config.family.settings.items()),
-        ),
+        ("authors decode with", ", ".join(settings)),
         ("parameters", f"{facts['parameters']:,} in {len(parameter_shapes(config))} tensors"),
         *((name, f"{getattr(config, name):,}") for name in SIZES),
         ("mask_token_id", str(config.mask_token_id)),
@@ -113,13 +111,9 @@ def run_convert(arguments: Convert) -> int:
         allow_nonfinite=arguments.allow_nonfinite,
     )
     # downloads if it is a hub id
+    source = huggingface.resolve(arguments.source)
     with terminal.progress("converting") as report:
-        done = convert(
-            huggingface.resolve(arguments.source),
-            arguments.destination,
-            conversion,
-            on_progress=report,
-        )
+        done = convert(source, arguments.destination, conversion, on_progress=report)
     # A GGUF file may hold less than the source, so its values are compared, but not logits.
     compared = "dtypes, checksums and logits" if done.format != "gguf" else "and values as stored"
     print(

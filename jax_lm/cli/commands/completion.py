@@ -36,18 +36,11 @@ compadd -- ${=options} || _files
 def run_completion(arguments: Completion) -> int:
     line = FISH if arguments.shell == "fish" else CASE
     # one line of the script for each position at which something can be completed
-    print(
-        SCRIPTS[arguments.shell].replace(
-            "LINES",
-            "\n".join(
-                [
-                    line.format(before=before, star=star, words=" ".join(words))
-                    for before, star, words in completions()
-                ]
-            ),
-        ),
-        end="",
-    )
+    lines = [
+        line.format(before=before, star=star, words=" ".join(words))
+        for before, star, words in completions()
+    ]
+    print(SCRIPTS[arguments.shell].replace("LINES", "\n".join(lines)), end="")
     return 0
 
 
@@ -68,11 +61,5 @@ def completions() -> Iterator[tuple[str, str, list[str]]]:
     # options and choices, anywhere after the command
     for name, entry in COMMANDS.items():
         options = list_options(entry.arguments)
-        yield (
-            f"{name} ",
-            "*",
-            [
-                *[choice for o in options if o.is_positional for choice in o.choices],
-                *(o.long for o in options if not o.is_positional),
-            ],
-        )
+        choices = [choice for o in options if o.is_positional for choice in o.choices]
+        yield f"{name} ", "*", [*choices, *(o.long for o in options if not o.is_positional)]

@@ -34,9 +34,8 @@ def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
 def run_data_show(arguments: Show) -> int:
     """Print samples and refused lines; exit status 1 if there is no sample."""
     # only the tokenizer is needed
-    tokenizer = DiffuCoderTokenizer.from_pretrained(
-        huggingface.resolve(arguments.model, with_weights=False), adds_mask=arguments.kind == "text"
-    )
+    folder = huggingface.resolve(arguments.model, with_weights=False)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
     console = Console(highlight=False)
     rng = np.random.default_rng(arguments.seed)
     shown = 0
@@ -83,9 +82,8 @@ def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) ->
     """Format a sample: given tokens are bold, learned tokens green, and masks are glyphs."""
     text = Text()
     # in runs, as a character may be several tokens
-    for (is_masked, is_learned), run in groupby(
-        zip(masked, row.canvas, row.ids, strict=True), itemgetter(0, 1)
-    ):
+    tokens = zip(masked, row.canvas, row.ids, strict=True)
+    for (is_masked, is_learned), run in groupby(tokens, itemgetter(0, 1)):
         ids = [token for *_, token in run]
         if is_masked:
             text.append(MASK_GLYPH * len(ids), style="red")
@@ -114,5 +112,6 @@ def run_data_tokenize(arguments: Tokenize) -> int:
         form=arguments.form,
     )
     # cpu_count is None where it cannot be determined
-    print(tokenize(job, arguments.out, arguments.workers or os.cpu_count() or 1))
+    workers = arguments.workers or os.cpu_count() or 1
+    print(tokenize(job, arguments.out, workers))
     return 0

@@ -71,16 +71,14 @@ def run_eval(arguments: Evaluate) -> int:
         seed=arguments.seed,
     )
     # settings that a resumed run must share
+    names = ("suite", "n", "middle_length", "timeout", "canary", "same_process")
     settings = journal_settings(
         evaluator,
         problems,
         data=arguments.data,
         model=arguments.engine.name,
         tokenizer=arguments.engine.tokenizer,
-        **{
-            name: getattr(arguments, name)
-            for name in ("suite", "n", "middle_length", "timeout", "canary", "same_process")
-        },
+        **{name: getattr(arguments, name) for name in names},
     )
     # sample and execute; each attempt is appended to the journal, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:

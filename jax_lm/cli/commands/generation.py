@@ -58,15 +58,9 @@ def run_generate(arguments: Generate) -> int:
         show(engine, arguments, given, batch)
         if arguments.animation:
             (row,) = batch.rows
-            write_whole(
-                arguments.animation,
-                Replay.of(
-                    "" if arguments.chat else text,
-                    row,
-                    engine.tokenizer.decode,
-                    options.temperature,
-                ).animation(),
-            )
+            shown = "" if arguments.chat else text
+            replay = Replay.of(shown, row, engine.tokenizer.decode, options.temperature)
+            write_whole(arguments.animation, replay.animation())
     return 0
 
 
@@ -110,25 +104,21 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
     if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "model": arguments.engine.model or "builtin",
-                    "text": text,
-                    "holes": holes,
-                    "token_ids": row.token_ids,
-                    "confidence": row.confidence,
-                    "commit_step": row.commit_step,
-                    "stopped": row.stopped,
-                    "doubt": doubt,
-                    "tokens": batch.tokens,
-                    "forwards": batch.forwards,
-                    "run_seconds": round(batch.run_seconds, 4),
-                    "compile_seconds": round(batch.compile_seconds, 4),
-                },
-                ensure_ascii=False,
-            )
-        )
+        answer = {
+            "model": arguments.engine.model or "builtin",
+            "text": text,
+            "holes": holes,
+            "token_ids": row.token_ids,
+            "confidence": row.confidence,
+            "commit_step": row.commit_step,
+            "stopped": row.stopped,
+            "doubt": doubt,
+            "tokens": batch.tokens,
+            "forwards": batch.forwards,
+            "run_seconds": round(batch.run_seconds, 4),
+            "compile_seconds": round(batch.compile_seconds, 4),
+        }
+        print(json.dumps(answer, ensure_ascii=False))
     # Standard output gets the text alone, so that it can be piped. A file keeps its last lines.
     elif arguments.file:
         print(text, end="" if text.endswith("\n") else end)

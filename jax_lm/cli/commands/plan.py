@@ -42,9 +42,10 @@ def run_plan(arguments: Plan) -> int:
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
     elif options.extra_canvases:
+        option = "lookahead" if options.lookahead else "draft"
         raise ValueError(
-            f"{'lookahead' if options.lookahead else 'draft'}={options.extra_canvases}: "
-            "the estimate does not cover additional canvases; compile, or set it to 0"
+            f"{option}={options.extra_canvases}: the estimate does not cover additional canvases; "
+            "compile, or set it to 0"
         )
     if not print_record(arguments, plan.record):
         print_plan(plan)

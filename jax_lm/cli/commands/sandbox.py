@@ -101,9 +101,8 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
     # assertions of test files, then contest cases
     tests = []
     for path in files:
-        tests += [
-            (title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))
-        ]
+        found = split_tests(terminal.read_text_file(path), str(path))
+        tests += [(title_of(test), test) for test in found]
     for pair in pairs:
         given, expected = (terminal.read_text_file(path, keep_line_ends=True) for path in pair)
         tests.append((pair[0].name, Case(given, expected, arguments.comparison)))
@@ -146,16 +145,13 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
 
 
 def run_sandbox_serve(arguments: SandboxServe) -> int:
-    worker = Worker(
-        (arguments.host, arguments.port),
-        Local(
-            arguments.executor,
-            arguments.allow_unsafe_exec,
-            arguments.workers,
-            packages=arguments.packages,
-        ),
-        arguments.queue,
+    executor = Local(
+        arguments.executor,
+        arguments.allow_unsafe_exec,
+        arguments.workers,
+        packages=arguments.packages,
     )
+    worker = Worker((arguments.host, arguments.port), executor, arguments.queue)
     host, port = worker.server_address[:2]
     print(f"running programs in {worker.tier} for http://{host}:{port}; Ctrl-C ends it", flush=True)
     try:

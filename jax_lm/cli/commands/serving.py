@@ -94,9 +94,8 @@ def run_serve(arguments: Serve) -> NoReturn:
     # refuse defaults that the model cannot follow now, not at every request
     served_options(inference, DecodingBody.model_validate({}).options(1, settings.defaults))
     # serve
-    app = create_app(
-        engine, settings, RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
-    )
+    limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
+    app = create_app(engine, settings, limits)
     if key_file := arguments.api_key_file:
         signal.signal(signal.SIGHUP, lambda *_: app.reload_keys(key_file))
     engine.start()
@@ -170,10 +169,9 @@ def fit_options(
     memory = math.inf
     may_use = "unknown"
     if (free := free_memory()) is not None:
+        share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
         # the weights are loaded already
-        memory = (HOST_SHARE if jax.default_backend() == "cpu" else 1.0) * free + estimate_memory(
-            planned
-        ).weights
+        memory = share * free + estimate_memory(planned).weights
         may_use = gib(memory)
     plan, need = fitting_limits(
         planned,
@@ -183,12 +181,8 @@ def fit_options(
         contexts=(given["context"],) if "context" in given else CONTEXTS,
         adapters=len(inference.adapters),
     )
-    logger.info(
-        "limits",
-        extra={
-            "fields": {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
-        },
-    )
+    limits = {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
+    logger.info("limits", extra={"fields": limits})
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
 
 

@@ -134,9 +134,8 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
                 f"{name}_column={column!r}: data={BUILTIN!r} has fixed names of columns"
             )
         return builtin_prompts(arguments.limit or 2000, arguments.settings.training.seed)
-    rows = dict(
-        islice(open_prompts(arguments.data, columns, **asdict(part)).items(), arguments.limit)
-    )
+    prompts = open_prompts(arguments.data, columns, **asdict(part))
+    rows = dict(islice(prompts.items(), arguments.limit))
     if SANDBOXED & set(arguments.settings.reward_funcs):
         # before training: otherwise an unreadable row would end the run in the middle
         for where, row in rows.items():
@@ -191,6 +190,11 @@ def run_adapt(arguments: Adapt) -> int:
         )
         lora.add_lora(model, adapters, settings.training.seed)
     # train
+    identity = {
+        "data": digest,
+        "from_scratch": arguments.from_scratch,
+        "lora": target.lora_identity,
+    }
     finished = adapt(
         model,
         rows,
@@ -198,11 +202,7 @@ def run_adapt(arguments: Adapt) -> int:
         arguments.out,
         pad_id=tokenizer.pad_id,
         trained=target.trained,
-        identity={
-            "data": digest,
-            "from_scratch": arguments.from_scratch,
-            "lora": target.lora_identity,
-        },
+        identity=identity,
     )
     write_refused(refused, arguments.out)
     return finish(target, model, finished=finished)
@@ -242,10 +242,8 @@ def choose_model(arguments: ModelArguments, out: Path) -> TrainedModel:
     join_run(arguments.hosts, out)
     found = find_model(arguments.model, arguments.adapter)
     if found.adapter and arguments.lora_on_masks:
-        found = replace(
-            found,
-            adapter=replace(found.adapter, config=replace(found.adapter.config, on_masks=True)),
-        )
+        config = replace(found.adapter.config, on_masks=True)
+        found = replace(found, adapter=replace(found.adapter, config=config))
     return choose_trained(found, lora_config(arguments), out=out, save_dtype=arguments.save_dtype)
 
 

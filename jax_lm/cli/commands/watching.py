@@ -91,10 +91,10 @@ def canvas_text(
         if not holes[column]:
             if shows_given:
                 # Special tokens surround holes that grow; they are not shown.
-                text.append(
-                    tokenizer.decode([tokens[column]], skip_special_tokens=canvas.room is not None),
-                    style="bold",
+                given = tokenizer.decode(
+                    [tokens[column]], skip_special_tokens=canvas.room is not None
                 )
+                text.append(given, style="bold")
         elif starts[column] == ended:
             # Tokens after a stop token are not part of the answer.
             continue
