@@ -6,6 +6,8 @@ from typing import Literal
 
 from jax_lm.config import Fields, pairs
 
+# The file that makes a folder a tokenised data set.
+DATASET = "dataset.json"
 # Kinds of rows: plain text, or conversations.
 Kind = Literal["text", "conversations"]
 # Pairs of our name of a column (text, prompt, response, messages) and its name in the data.

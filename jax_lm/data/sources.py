@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.config import pairs
-from jax_lm.data.token_shards import DATASET
+from jax_lm.data.columns import DATASET
 
 # The location of each line, and the line: bytes, or a parsed JSON value.
 Lines = Iterator[tuple[str, Any]]

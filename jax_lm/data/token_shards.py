@@ -22,11 +22,10 @@ from jaxtyping import Int
 
 from jax_lm.config import Texts, counted
 from jax_lm.data.batches import Indices, Row
-from jax_lm.data.columns import Kind
+from jax_lm.data.columns import DATASET, Kind
 
 # Parts of the concatenated texts: start and stop of each, in tokens.
 Pieces = list[tuple[int, int]]
-DATASET = "dataset.json"
 # Version of the format of the files.
 FORMAT = 1
 # Suffixes of the files of a shard; that of DONE is written last.

@@ -41,7 +41,7 @@ def rollout_shape(
     config: DreamConfig,
     training: MeshShape,
     copy_bytes: Callable[[MeshShape], int],
-    free: float | None,
+    free: int | float | None,
 ) -> MeshShape | None:
     """Return the mesh that splits a copy of the weights least, or None if no copy fits.
 

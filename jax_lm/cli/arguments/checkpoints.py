@@ -106,13 +106,14 @@ class Info:
     Attributes:
         model: folder or hub id; the built-in model by default.
         batch_size: number of rows decoded together, for the memory estimate.
-        max_length: tokens per row, prompt and answer together, for the memory estimate.
+        max_length: tokens per row, prompt and answer together, for the memory estimate; 512 by default,
+            or the context if that is shorter.
         json: print a JSON object instead of a table.
     """
 
     model: str | None = None
     batch_size: int = 1
-    max_length: int = 512
+    max_length: int | None = None
     json: bool = False
 
     def __post_init__(self):

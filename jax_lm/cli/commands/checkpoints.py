@@ -27,8 +27,9 @@ def run_info(arguments: Info) -> int:
     # configuration and tokenizer only: `info` loads no weights
     folder = huggingface.resolve(arguments.model, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
-    config.require_context("max_length", arguments.max_length)
-    facts = model_facts(arguments, folder, config)
+    length = arguments.max_length or min(512, config.max_position_embeddings)
+    config.require_context("max_length", length)
+    facts = model_facts(arguments, folder, config, length)
     if arguments.json:
         print(json.dumps(facts, indent=1))
         return 0
@@ -53,7 +54,7 @@ def run_info(arguments: Info) -> int:
             limit = statistics.get("bytes_limit")
             free = f", {gib(limit - used)} free" if limit else ""
             rows.append((f"memory of {each}", f"{gib(used)} in use{free}"))
-    sizes = f"{arguments.batch_size} x {arguments.max_length} tokens"
+    sizes = f"{arguments.batch_size} x {length} tokens"
     if is_mesh:
         sizes += ", per device"
     for dtype, memory in facts["memory"].items():
@@ -76,11 +77,10 @@ def describe_tokenizer(folder: Path) -> str:
     return f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template"
 
 
-def model_facts(arguments: Info, folder: Path, config: DreamConfig) -> Fields:
+def model_facts(arguments: Info, folder: Path, config: DreamConfig, length: int) -> Fields:
     """Return the JSON object of `info --json`; memory is in bytes per device."""
     devices = jax.devices()
     count = parameter_count(config)
-    length = arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
     # only the canvas counts: its part that is new does not change the estimate
     step = PlannedStep(
