@@ -369,11 +369,16 @@ def merged_by_rows(function: Callable) -> Callable:
 differentiable_cudnn = jax.custom_vjp(merged_by_rows(call_cudnn))
 
 
-# The kernel has gradients of its own; the mask has none.
-differentiable_cudnn.defvjp(
-    lambda q, k, v, mask: jax.vjp(lambda q, k, v: call_cudnn(q, k, v, mask), q, k, v),
-    lambda gradients, cotangent: (*gradients(cotangent), None),
-)
+def cudnn_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:
+    return jax.vjp(lambda q, k, v: call_cudnn(q, k, v, mask), q, k, v)
+
+
+def cudnn_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array, Array, None]:
+    # The mask has no gradient.
+    return *gradients(cotangent), None
+
+
+differentiable_cudnn.defvjp(cudnn_forward, cudnn_backward)
 
 
 @cache
