@@ -4,6 +4,8 @@ score 0.
 `THROUGH` names those that passed in an earlier state of this sandbox.
 """
 
+from importlib.util import find_spec
+
 import pytest
 
 from untrusted import Limits, run, runner, tiers
@@ -518,6 +520,9 @@ THROUGH = {"forged changes of the test's data", "emptying the test's data", "its
 """The first two paid while every change of an argument came back to the test, the third while dunder names did."""
 
 
+PANDAS = tuple(filter(find_spec, ("numpy", "pandas", "dateutil", "six", "pytz")))
+
+
 def tier():
     """The first contained tier of this host; without one, containment is not what is tested here."""
     return next((tier for tier in SAFE if not why_not(tier)), "unsafe")
@@ -649,6 +654,33 @@ CARRIED_IN_PART = {
     ),
     "a coroutine that the program awaits": "import asyncio\nasync def g(): return 2\nassert asyncio.run(later(g)) == 3",
 }
+
+
+@pytest.mark.skipif(not find_spec("pandas"), reason="needs pandas")
+def test_pandas_runs_no_code_of_the_program_in_the_tests_process():
+    """Neither by its function for pickles, under any name, nor as a query."""
+    code = """
+from pandas import read_pickle as load
+import pickle
+
+class Found:
+    def __reduce__(self):
+        return eval, ("__import__('sys').modules['__main__'].SECRET",)
+
+def save(path):
+    with open(path, "wb") as file:
+        pickle.dump(Found(), file)
+
+def query(name):
+    return "index in @EXPECTED"
+"""
+    tests = [
+        "SECRET = 'dfq-7731'\nsave('a')\nassert load('a') == SECRET",
+        "import pandas as pd\nEXPECTED = [1]\nframe = pd.DataFrame({'a': [3, 4]})\n"
+        "assert frame.query(query('a')).index.tolist() == EXPECTED",
+    ]
+    result = run(code, tests, executor=tier(), packages=PANDAS, allow_unsafe=True)
+    assert [end.outcome for end in result.tests] == ["failed", "cannot_judge"]
 
 
 def test_a_class_of_a_package_is_asked_of_the_program():

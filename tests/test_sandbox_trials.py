@@ -75,7 +75,7 @@ class Trial:
 
 BY_THE_PROGRAM = re.compile(
     "data that the program has changed|the program's \\w+ is (Assertion|Base)?(Error|Exception)"
-    "|objects? of the program decides? (is|whether)|an empty array|suppressing an exception|uses pandas"
+    "|objects? of the program decides? (is|whether|compare|sub)|an empty array|suppressing an exception|uses pandas"
 )
 """Reasons that depend on the program (docs/sandbox.md, "What cannot be judged")."""
 

@@ -21,12 +21,14 @@ COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
 # Functions that catch exceptions of the classes that they are given.
 CATCHING = re.compile("suppress|raises|assertRaises(Regex)?")
 # What could execute files, pickles or texts of the program in the test's process. An import that is
-# not used cannot: pickle.load(f), load(allow_pickle=True), yaml.load(f), map(eval, texts).
+# not used cannot: pickle.load(f), load(allow_pickle=True), yaml.load(f), map(eval, texts),
+# frame.query(f(x)).
 RUNNING = r"\w*pickle|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
 REFUSED = re.compile(
     rf"\b(?:{RUNNING})(?:\.\w|\(| as )|\bfrom (?:{RUNNING})\b|\b\w+_pickle\b|\.\w*pickle\b"
     r"|(?<![\w.])(?:eval|exec)\s*(?:[(,)\]]|$)"
-    r"|\b(?:load_source|spec_from_file_location|SourceFileLoader|exec_module)\b",
+    r"|\b(?:load_source|spec_from_file_location|SourceFileLoader|exec_module)\b"
+    r"|\b(?:pd|pandas)\b[\s\S]*\.(?:eval|query)\((?!\s*(?:\"[^\"\n]*\"|'[^'\n]*')\s*[,)])",
     re.MULTILINE,
 )
 # What the border carries only in part: looking into objects, records and threads, shared memory,
@@ -188,6 +190,9 @@ def wrap(owner: str, name: str, side: ast.expr, *arguments) -> ast.expr:
 READING = re.compile(
     "abs|all|any|dict|enumerate|frozenset|len|list|max|min|range|reversed|round|set|sorted|str|sum|tuple|zip"
     "|Counter|copy|count|deepcopy|fmean|fsum|index|items|join|keys|mean|median|mode|prod|split|values"
+    # `handles.measure`, and methods of data frames
+    "|measure|agg|assign|astype|cumsum|describe|dropna|fillna|groupby|head|isin|isna|merge|notna|nunique|pivot_table"
+    "|reset_index|set_index|shift|sort_index|sort_values|std|tail|to_dict|to_numpy|tolist|unique|value_counts|var"
 )
 # Expressions whose value is not new, may hold what is not, or is read later.
 CHANGEABLE = ast.Name, ast.Attribute, ast.List, ast.Dict, ast.GeneratorExp, ast.Lambda
@@ -238,7 +243,7 @@ class TestPreparation:
         derived: names of the program, those whose values depend on its results, and TESTER for a
             call of it.
         own: names of the test's functions that do not depend on the program.
-        has_arrays: whether the test imports numpy.
+        has_arrays: whether the test imports numpy or pandas.
         checkers: names of the test's functions that check something, and TESTER for a check.
     """
 
@@ -265,7 +270,9 @@ class TestPreparation:
                 bindings.append(({node.name}, self.uses(*node.body)))
         grow(self.derived, bindings)
         self.own = self.functions - self.derived
-        self.has_arrays = any(module.startswith("numpy") for module, _ in imports_of(nodes))
+        self.has_arrays = any(
+            module.startswith(("numpy", "pandas")) for module, _ in imports_of(nodes)
+        )
         self.checkers = {TESTER}
         grow(self.checkers, [({node.name}, self.checks_in(node)) for node in functions])
 

@@ -48,10 +48,12 @@ def held_by(container):
 def items_of(container) -> list:
     """List a container's items; of a dictionary, or of attributes, names and values in turn.
 
-    {"a": 1, "b": 2} -> ["a", 1, "b", 2]. An array is one text.
+    {"a": 1, "b": 2} -> ["a", 1, "b", 2]. An array is one text, a data frame one copy.
     """
     if wire.is_array(container):
         return [wire.array_text(container)]
+    if wire.can_change(container):
+        return [container.copy()]
     container = held_by(container)
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
@@ -68,6 +70,10 @@ def fill(container, items: list):
     container = held_by(container)
     if wire.is_array(container):
         container[...] = wire.read_array(*items)
+    elif wire.can_change(container):
+        # Unchanged if what it has become does not cross
+        if wire.can_change(*items):
+            type(container).__init__(container, *items)
     elif isinstance(container, dict):
         container.clear()
         # ["a", 1, "b", 2] -> ("a", 1), ("b", 2)
@@ -88,7 +94,9 @@ def hold_same(items: list, others: list) -> bool:
     return len(items) == len(others) and (
         all(map(is_, items, others))
         or all(
-            one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
+            one is other
+            or (type(one) is type(other) and type(one) in SIMPLE and one == other)
+            or (wire.can_change(one) and one.equals(other))
             for one, other in zip(items, others, strict=True)
         )
     )

@@ -28,8 +28,8 @@ from untrusted.inside.packages import is_of_package
 # Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*operations.COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
-# Attributes of numbers and of differences of dates.
-NUMBER_NAMES = "real imag numerator denominator days seconds microseconds".split()  # noqa: SIM905
+# Attributes of numbers, of differences of dates and of data frames.
+NUMBER_NAMES = "real imag numerator denominator days seconds microseconds empty size".split()  # noqa: SIM905
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
 KINDS: dict[Any, Any] = {
     kind.__name__: kind for kind in (
@@ -46,7 +46,7 @@ QUESTIONS = """
     startswith endswith issubset issuperset isdisjoint equals count index all any exists is_dir is_file
     is_integer isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable
     isspace istitle isupper intersection union difference symmetric_difference keys values items
-    isin between eq ne lt le gt ge
+    isin between eq ne lt le gt ge compare corrwith merge sub subtract
 """
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
@@ -173,7 +173,7 @@ def unless_tainted(source, result, *, strict: bool = False) -> Any:
     if not facts_of(source).get("tainted") or (is_made(source) and not strict):
         return result
     if isinstance(result, int | float | complex | Decimal) or (
-        is_plain_data(result) and hasattr(result, "dtype")
+        is_plain_data(result) and hasattr(result, "size")
     ):
         raise no_verdict(source, "a number from the result of an operator")
     return copy_facts(result, source, tainted=True)

@@ -19,7 +19,7 @@ from untrusted.inside.handles import TestSide, ask, cannot_judge
 from untrusted.inside.packages import is_genuine, top_of
 
 # Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of
-# them executes the content of a file.
+# them executes the content of a file, but for members that `checks.REFUSED` names.
 LIBRARY = """
     abc array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal
     email enum fractions functools hashlib heapq html http io ipaddress itertools json math
@@ -46,7 +46,10 @@ def genuine_imports(code: str) -> Fields:
             # A later definition of a name hides the import.
             for name in checks.names_of(checks.nodes_of(statement))[1]:
                 names.pop(name, None)
-            if is_import_of_library(statement):
+            # What would execute a file of the program: `from pandas import read_pickle as load`
+            if is_import_of_library(statement) and not checks.REFUSED.search(
+                ast.unparse(statement)
+            ):
                 with suppress(ImportError):
                     exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
     return names

@@ -54,7 +54,8 @@ def is_genuine(module) -> bool:
 
 def is_of_package(kind) -> bool:
     """Whether a class is one of an installed package that the session allows."""
-    module = top_of(kind.__module__)
+    # A tuple of classes has no module.
+    module = top_of(getattr(kind, "__module__", ""))
     return module not in sys.stdlib_module_names and is_genuine(module)
 
 

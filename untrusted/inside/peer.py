@@ -123,7 +123,7 @@ class Peer:
         self.their_numbers[id(stand_in)] = number
         return stand_in
 
-    def encode(self, value):
+    def encode(self, value, by_value=False):
         """Write a value as JSON: plain data (`wire`), a container, an object of either end, a name.
 
         An object of the other end is {"t": "yours", "v": 3}; one of this end {"t": "mine", "v": 3},
@@ -131,11 +131,12 @@ class Peer:
         """
         if wire.are_plain((value,)):
             return value
-        if tag := wire.tag_of(value):
+        tag = wire.tag_of(value)
+        if tag and (by_value or not wire.can_change(value)):
             return {"t": tag, "v": wire.convert_all(wire.TAGS[tag][0](value), self.encode)}
         if (number := self.their_numbers.get(id(value))) is not None:
             return {"t": "yours", "v": number}
-        if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
+        if tag or CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
         if name := self.name_of(value):
             return {"t": "named", "v": name}
@@ -171,6 +172,8 @@ class Peer:
         self.message_keys.add(entry.key)
         # Both ends agree on this content from now on.
         entry.agreed = items = containers.items_of(entry.container)
+        if wire.can_change(entry.container):
+            return [self.encode(*items, by_value=True)]
         return wire.convert_all(items, self.encode)
 
     def decode(self, form) -> Any:
@@ -207,13 +210,18 @@ class Peer:
         """Build an empty container; an array needs its shape, so it is built with its content."""
         if form["kind"] == "ndarray":
             return wire.read_array(*form["v"])
+        if form["kind"] in wire.CHANGING:
+            return wire.pandas_value(form["kind"])[1]()()
         return containers.empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
     def refill(self, entry: Shared, forms: list):
         """Replace the content of a container by what the other end has sent."""
         items = wire.convert_all(forms, self.decode)
-        # Equal content is not replaced, so that the items keep their identity.
-        if not containers.hold_same(containers.items_of(entry.container), items):
+        # Equal content is not replaced, so that the items keep their identity; of data frames and series
+        # the names may differ.
+        if wire.can_change(entry.container) or not containers.hold_same(
+            containers.items_of(entry.container), items
+        ):
             self.before_change(entry)
             containers.fill(entry.container, items)
         entry.agreed = containers.items_of(entry.container)

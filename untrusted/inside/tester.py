@@ -167,10 +167,6 @@ class Tester(Peer):
         The program may call it, read and set its attributes, and use the special methods that
         operators and statements call.
         """
-        # It has changed its copy of a data frame of the test.
-        if operation == "changed":
-            self.has_crossed = True
-            return None
         subject, name, *rest = arguments
         if operation not in REQUESTS or self.is_refused(operation, subject, name):
             raise AttributeError(

@@ -19,6 +19,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Union
@@ -160,6 +161,8 @@ FRAMES: dict[str, Form] = {
         for name in INDEXES
     },
 }
+# Those that can change: both ends share them as they share a list.
+CHANGING = ("DataFrame", "Series")
 # Larger ones stay at their end.
 LARGEST_FRAME = 100_000
 # Types from modules that few programs import.
@@ -240,11 +243,17 @@ def is_carried(frame) -> bool:
     if frame.size > LARGEST_FRAME:
         return False
     list_parts, build = FRAMES[rare_name(type(frame))]
-    try:
+    # Whatever pandas raises: a frequency of its own, say, fits no text.
+    with suppress(Exception):
         parts = list_parts(frame)
-    except UnknownValueError:
-        return False
-    return all(map(is_written, parts)) and build(*parts).equals(frame)
+        return all(map(is_written, parts)) and build(*parts).equals(frame)
+    return False
+
+
+def can_change(value) -> bool:
+    """Whether a value is a data frame or a series."""
+    # By the name first, as every container is asked with every message.
+    return type(value).__name__ in CHANGING and is_frame(value)
 
 
 def is_written(value) -> bool:
