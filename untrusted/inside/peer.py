@@ -211,7 +211,7 @@ class Peer:
         if form["kind"] == "ndarray":
             return wire.read_array(*form["v"])
         if form["kind"] in wire.CHANGING:
-            return wire.pandas_value(form["kind"])[1]()()
+            return wire.of_pandas(form["kind"])()
         return containers.empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
     def refill(self, entry: Shared, forms: list):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any, Union
 
 # Integers from here on are written in hexadecimal: Python limits decimal conversions.
@@ -143,9 +144,9 @@ def build_index(cells, dtype: str, names: Any, frequency: str | None):
     return index
 
 
-def pandas_value(name: str) -> Form:
-    """Return the form of a value that pandas has but once, such as `pandas.NaT`."""
-    return by(), lambda: getattr(importlib.import_module("pandas"), name)
+def of_pandas(name: str):
+    """Return a class or value of pandas, such as `pandas.NaT`."""
+    return getattr(importlib.import_module("pandas"), name)
 
 
 # Types of pandas that hold many values.
@@ -170,8 +171,8 @@ RARE: dict[str, Form] = {
     **FRAMES,
     "pandas.Timestamp": (lambda time: [time.isoformat()], importing("pandas.Timestamp")),
     "pandas.Timedelta": (lambda time: [time.isoformat()], importing("pandas.Timedelta")),
-    "pandas.NaTType": pandas_value("NaT"),
-    "pandas.NAType": pandas_value("NA"),
+    "pandas.NaTType": (by(), partial(of_pandas, "NaT")),
+    "pandas.NAType": (by(), partial(of_pandas, "NA")),
     **{name: (lambda value: [str(value)], importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
     # A number of numpy is an array without axes; [()] returns the number.
